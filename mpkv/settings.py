@@ -1,0 +1,62 @@
+"""What one engine must know of its cluster.
+
+`mpkv launch` and `mpkv render` write it, as plain JSON, into vLLM's
+`kv_connector_extra_config["mpkv"]`; the engine reads it back. It is the only way
+by which configuration reaches the engine and, through it, the helpers.
+"""
+
+from typing import Any
+
+import msgspec
+
+from mpkv.errors import ConfigRefused
+
+
+class PeerAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the control planes of one other node are reached.
+
+    Data-parallel rank `r` of the node listens on `port + r`.
+    """
+
+    name: str
+    host: str
+    port: int
+    ranks: int = 1
+
+
+class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The settings of one node; every data-parallel rank of it gets the same.
+
+    `listen` is the address the control plane binds, `port` its base port (rank `r`
+    uses `port + r`). `advertise` is the address by which peers reach this node.
+    `peers` are connected and warmed in the background. `deadline_s` bounds each pull
+    from its start, in seconds. `backends` are NIXL backend names.
+    `trace_dir`, when set, receives one JSON-lines file of time-stamped events per
+    process.
+    """
+
+    node: str
+    listen: str = "127.0.0.1"
+    port: int = 7710
+    advertise: str = "127.0.0.1"
+    allow_insecure: bool = False
+    peers: tuple[PeerAddress, ...] = ()
+    deadline_s: float = 10.0
+    backends: tuple[str, ...] = ("UCX",)
+    revision: str = ""
+    trace_dir: str = ""
+
+
+def decode_settings(raw: Any) -> EngineSettings:
+    """Check `kv_connector_extra_config["mpkv"]` and turn it into `EngineSettings`.
+
+    Raises ConfigRefused naming the key that is wrong.
+    """
+    try:
+        return msgspec.convert(raw, EngineSettings, strict=True)
+    except msgspec.ValidationError as error:
+        raise ConfigRefused(
+            f'kv_connector_extra_config["mpkv"]: {error}. '
+            "Expected the object that `mpkv render CONFIG --node NAME` prints; "
+            "print it again and use it unchanged."
+        ) from None
