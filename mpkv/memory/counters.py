@@ -1,0 +1,83 @@
+"""Counters: one page per process role, written by that process and read by any."""
+
+import zlib
+from typing import Final
+
+from mpkv.memory import _native
+
+# Positions in a page follow from these tuples. A ledger carries their digest, so that
+# processes of different builds do not read one another's counters under wrong names.
+NAMES: Final[dict[str, tuple[str, ...]]] = {
+    "engine": (
+        "pulls",
+        "pulls_hit",
+        "blocks_pulled",
+        "blocks_used",
+        "blocks_stored",
+        "blocks_evicted",
+        "miss_not_held",
+        "miss_refused",
+        "miss_timed_out",
+        "miss_lease_lost",
+        "miss_transfer_failed",
+        "miss_no_space",
+        "miss_queue_full",
+        "miss_peer_down",
+        "miss_helpers_down",
+        "miss_aborted",
+        "miss_cache_reset",
+        "helpers_restarted",
+    ),
+    "control": (
+        "messages_dropped",
+        "peers_connected",
+        "peers_refused",
+        "peers_lost",
+        "grants",
+        "grants_empty",
+        "blocks_granted",
+        "leases_confirmed",
+        "leases_denied",
+        "leases_expired",
+        "pulls_started",
+        "pulls_done",
+        "pulls_failed",
+        "initiators_recycled",
+    ),
+    "target": ("registrations",),
+    "initiator": (
+        "peers_added",
+        "peers_failed",
+        "peers_removed",
+        "reads",
+        "reads_failed",
+        "reads_refused",
+        "blocks_read",
+        "bytes_read",
+        "records_dropped",
+    ),
+}
+_ROLES: Final = tuple(NAMES)
+
+NAMES_DIGEST: Final = zlib.crc32(repr(NAMES).encode())
+
+
+class Counters:
+    """Counters of one role; they only grow, from 0 when the ledger is made."""
+
+    __slots__ = ("_add", "_ledger", "_positions", "_role")
+
+    def __init__(self, ledger: _native.LedgerCore, role: str) -> None:
+        self._ledger = ledger
+        self._add = ledger.counter_add
+        self._role = _ROLES.index(role)
+        self._positions = {name: position for position, name in enumerate(NAMES[role])}
+
+    def add(self, name: str, n: int = 1) -> None:
+        """Add `n`, not negative. An unknown name is a KeyError."""
+        self._add(self._role, self._positions[name], n)
+
+    def read(self) -> dict[str, int]:
+        """All counters of the role, each read at its own moment."""
+        read = self._ledger.counter_read
+        return {name: read(self._role, position) for name, position in self._positions.items()}

@@ -1,0 +1,190 @@
+/* The ledger's methods for its one writer, the engine. */
+#include "bind_ledger.h"
+
+#include <string.h>
+
+/* The engine's private lists have no lock; without the GIL a second thread would wreck
+ * them, so it is turned away. */
+static bool may_write(const struct ledger_object *self)
+{
+    if (!ledger_is_open(self))
+        return false;
+    if (!self->is_engine) {
+        PyErr_SetString(PyExc_PermissionError,
+                        "Only the process that created the ledger may change its blocks.");
+        return false;
+    }
+    if (self->writing) {
+        PyErr_SetString(PyExc_RuntimeError,
+                        "The ledger has one writer, and another thread is writing.");
+        return false;
+    }
+    return true;
+}
+
+static PyThreadState *begin_writing(struct ledger_object *self)
+{
+    self->writing = true;
+    return begin_call(self);
+}
+
+static void end_writing(struct ledger_object *self, PyThreadState *thread)
+{
+    end_call(self, thread);
+    self->writing = false;
+}
+
+static PyObject *allocate_now(struct ledger_object *self, uint32_t count, enum block_state state,
+                              PyObject *slots, PyObject *keys)
+{
+    /* An array of its own: the memory of a bytes object need not be aligned for words. */
+    uint64_t *taken = PyMem_Malloc(count > 0 ? count * sizeof *taken : 1);
+    if (taken == NULL)
+        return PyErr_NoMemory();
+    uint32_t evicted = 0;
+    unsigned char *evicted_keys = (unsigned char *)PyBytes_AsString(keys);
+    PyThreadState *thread = begin_writing(self);
+    bool enough = engine_allocate(&self->engine, count, state, taken, evicted_keys, &evicted);
+    end_writing(self, thread);
+    if (enough)
+        memcpy(PyBytes_AsString(slots), taken, count * sizeof *taken);
+    PyMem_Free(taken);
+    if (!enough)
+        Py_RETURN_NONE;
+    PyObject *only_evicted = PyBytes_FromStringAndSize(
+        (const char *)evicted_keys, (Py_ssize_t)evicted * self->ledger.key_size);
+    return only_evicted == NULL ? NULL : Py_BuildValue("(ON)", slots, only_evicted);
+}
+
+PyObject *ledger_allocate(PyObject *object, PyObject *arguments, PyObject *keywords)
+{
+    static char *names[] = {"count", "state", NULL};
+    struct ledger_object *self = (struct ledger_object *)object;
+    Py_ssize_t count;
+    int state;
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "ni", names, &count, &state) ||
+        !may_write(self))
+        return NULL;
+    if (count < 0 || (state != BLOCK_LANDING && state != BLOCK_FILLING)) {
+        PyErr_Format(PyExc_ValueError,
+                     "Expected a count of at least 0 and the state LANDING (%d) or FILLING (%d), "
+                     "found count %zd and state %d.",
+                     BLOCK_LANDING, BLOCK_FILLING, count, state);
+        return NULL;
+    }
+    if (count > (Py_ssize_t)self->ledger.blocks)
+        Py_RETURN_NONE;
+    PyObject *slots = PyBytes_FromStringAndSize(NULL, count * (Py_ssize_t)sizeof(uint64_t));
+    PyObject *keys = PyBytes_FromStringAndSize(NULL, count * (Py_ssize_t)self->ledger.key_size);
+    PyObject *result = NULL;
+    if (slots != NULL && keys != NULL)
+        result = allocate_now(self, (uint32_t)count, (enum block_state)state, slots, keys);
+    Py_XDECREF(slots);
+    Py_XDECREF(keys);
+    return result;
+}
+
+static PyObject *publish_now(struct ledger_object *self, const Py_buffer *slots,
+                             const Py_buffer *keys, bool pin)
+{
+    size_t count = (size_t)slots->len / sizeof(uint64_t);
+    if (count != (size_t)keys->len / self->ledger.key_size) {
+        PyErr_Format(PyExc_ValueError, "Expected as many keys as slots, found %zu slots and %zu.",
+                     count, (size_t)keys->len / self->ledger.key_size);
+        return NULL;
+    }
+    PyObject *results = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)count);
+    if (results == NULL)
+        return NULL;
+    char *out = PyBytes_AsString(results);
+    const unsigned char *key_bytes = keys->buf;
+    PyThreadState *thread = begin_writing(self);
+    for (size_t i = 0; i < count; i++) {
+        struct key key = key_load(&self->ledger, key_bytes + i * self->ledger.key_size);
+        out[i] = (char)engine_publish(&self->engine, slot_at(slots, i), &key, pin);
+    }
+    end_writing(self, thread);
+    return results;
+}
+
+PyObject *ledger_publish(PyObject *object, PyObject *arguments, PyObject *keywords)
+{
+    static char *names[] = {"slots", "keys", "pin", NULL};
+    struct ledger_object *self = (struct ledger_object *)object;
+    PyObject *slot_source, *key_source;
+    int pin;
+    Py_buffer slots, keys;
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "OOp", names, &slot_source,
+                                     &key_source, &pin) ||
+        !may_write(self) || !hold_view(slot_source, "slots", sizeof(uint64_t), &slots))
+        return NULL;
+    PyObject *results = NULL;
+    if (hold_view(key_source, "keys", (Py_ssize_t)self->ledger.key_size, &keys)) {
+        results = publish_now(self, &slots, &keys, pin != 0);
+        PyBuffer_Release(&keys);
+    }
+    PyBuffer_Release(&slots);
+    return results;
+}
+
+PyObject *ledger_free(PyObject *object, PyObject *source)
+{
+    struct ledger_object *self = (struct ledger_object *)object;
+    Py_buffer slots;
+    if (!may_write(self) || !hold_view(source, "slots", sizeof(uint64_t), &slots))
+        return NULL;
+    size_t accepted = 0;
+    PyThreadState *thread = begin_writing(self);
+    for (size_t i = 0; i < (size_t)slots.len / sizeof(uint64_t); i++)
+        accepted += engine_free(&self->engine, slot_at(&slots, i));
+    end_writing(self, thread);
+    PyBuffer_Release(&slots);
+    return PyLong_FromSize_t(accepted);
+}
+
+PyObject *ledger_drop_ready(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    struct ledger_object *self = (struct ledger_object *)object;
+    if (!may_write(self))
+        return NULL;
+    PyThreadState *thread = begin_writing(self);
+    uint32_t dropped = engine_drop_ready(&self->engine);
+    end_writing(self, thread);
+    return PyLong_FromUnsignedLong(dropped);
+}
+
+PyObject *ledger_reclaim(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    struct ledger_object *self = (struct ledger_object *)object;
+    if (!may_write(self))
+        return NULL;
+    PyThreadState *thread = begin_writing(self);
+    uint32_t reclaimed = engine_reclaim(&self->engine);
+    end_writing(self, thread);
+    return PyLong_FromUnsignedLong(reclaimed);
+}
+
+PyObject *ledger_zero_control_pins(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    struct ledger_object *self = (struct ledger_object *)object;
+    if (!may_write(self))
+        return NULL;
+    PyThreadState *thread = begin_writing(self);
+    uint64_t zeroed = engine_zero_control_pins(&self->engine);
+    end_writing(self, thread);
+    return PyLong_FromUnsignedLongLong(zeroed);
+}
+
+PyObject *ledger_set_epoch(PyObject *object, PyObject *argument)
+{
+    struct ledger_object *self = (struct ledger_object *)object;
+    unsigned long long epoch = PyLong_AsUnsignedLongLong(argument);
+    if (PyErr_Occurred() || !may_write(self))
+        return NULL;
+    /* [EPOCH] Release: who sees the new epoch must not find what was dropped before it. */
+    store_release(&self->ledger.shared->epoch, epoch);
+    Py_RETURN_NONE;
+}

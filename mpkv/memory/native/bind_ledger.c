@@ -1,0 +1,438 @@
+#include "bind_ledger.h"
+
+#include <string.h>
+#include <unistd.h>
+
+/* --- making, opening, closing ------------------------------------------------------ */
+
+static bool check_shape(const struct ledger_shape *shape)
+{
+    if (ledger_shape_valid(shape))
+        return true;
+    PyErr_Format(PyExc_ValueError,
+                 "Expected 1 to %u blocks and keys of %d to %d bytes, found %llu blocks and keys "
+                 "of %llu bytes.",
+                 LEDGER_BLOCKS_MAX, LEDGER_KEY_SIZE_MIN, LEDGER_KEY_SIZE_MAX,
+                 (unsigned long long)shape->blocks, (unsigned long long)shape->key_size);
+    return false;
+}
+
+static PyObject *ledger_size_of(PyObject *cls, PyObject *arguments)
+{
+    (void)cls;
+    unsigned long long blocks, key_size;
+    if (!PyArg_ParseTuple(arguments, "KK", &blocks, &key_size))
+        return NULL;
+    struct ledger_shape shape = {.blocks = blocks, .key_size = key_size};
+    if (!check_shape(&shape))
+        return NULL;
+    return PyLong_FromUnsignedLongLong(ledger_bytes(&shape));
+}
+
+static struct ledger_object *new_ledger(PyObject *cls)
+{
+    struct ledger_object *self =
+        (struct ledger_object *)PyType_GenericAlloc((PyTypeObject *)cls, 0);
+    if (self != NULL)
+        self->fd = -1;
+    return self;
+}
+
+static PyObject *ledger_format_fd(PyObject *cls, PyObject *arguments)
+{
+    int fd;
+    unsigned long long blocks, key_size, seed, counters;
+    if (!PyArg_ParseTuple(arguments, "iKKKK", &fd, &blocks, &key_size, &seed, &counters))
+        return NULL;
+    struct ledger_shape shape = {blocks, key_size, seed, counters};
+    if (!check_shape(&shape))
+        return NULL;
+    struct ledger_object *self = new_ledger(cls);
+    if (self == NULL)
+        return NULL;
+    struct refusal why;
+    enum segment_result result = ledger_format(&self->ledger, fd, &shape, &why);
+    if (result != SEGMENT_OK) {
+        segment_error(result, &why);
+        Py_DECREF(self);
+        return NULL;
+    }
+    if (!engine_init(&self->engine, &self->ledger)) {
+        Py_DECREF(self);
+        return PyErr_NoMemory();
+    }
+    self->is_engine = true;
+    self->fd = fd;
+    return (PyObject *)self;
+}
+
+static PyObject *ledger_open_fd(PyObject *cls, PyObject *arguments)
+{
+    int fd;
+    unsigned long long counters;
+    if (!PyArg_ParseTuple(arguments, "iK", &fd, &counters))
+        return NULL;
+    struct ledger_object *self = new_ledger(cls);
+    if (self == NULL)
+        return NULL;
+    struct refusal why;
+    enum segment_result result = ledger_open(&self->ledger, fd, counters, &why);
+    if (result != SEGMENT_OK) {
+        segment_error(result, &why);
+        Py_DECREF(self);
+        return NULL;
+    }
+    self->fd = fd;
+    return (PyObject *)self;
+}
+
+static int unmap_and_close(struct ledger_object *self)
+{
+    self->ledger.shared = NULL;
+    if (self->is_engine)
+        engine_destroy(&self->engine);
+    self->is_engine = false;
+    int failed = segment_close(&self->ledger.segment);
+    if (self->fd >= 0 && close(self->fd) != 0)
+        failed = -1;
+    self->fd = -1;
+    return failed;
+}
+
+static PyObject *ledger_close(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    struct ledger_object *self = (struct ledger_object *)object;
+    if (self->calls > 0) {
+        PyErr_SetString(PyExc_RuntimeError, "The ledger is in use by another thread.");
+        return NULL;
+    }
+    if (unmap_and_close(self) != 0)
+        return PyErr_SetFromErrno(PyExc_OSError);
+    Py_RETURN_NONE;
+}
+
+static void ledger_dealloc(PyObject *object)
+{
+    (void)unmap_and_close((struct ledger_object *)object); /* nobody is left to be told */
+    release_instance(object);
+}
+
+bool ledger_is_open(const struct ledger_object *self)
+{
+    if (self->ledger.shared != NULL)
+        return true;
+    PyErr_SetString(PyExc_ValueError, "The ledger is closed.");
+    return false;
+}
+
+/* --- running without the GIL ------------------------------------------------------- */
+
+PyThreadState *begin_call(struct ledger_object *self)
+{
+    self->calls++;
+    return PyEval_SaveThread();
+}
+
+void end_call(struct ledger_object *self, PyThreadState *thread)
+{
+    PyEval_RestoreThread(thread);
+    self->calls--;
+}
+
+/* --- any process ------------------------------------------------------------------- */
+
+/* What a batch does with key number `i`; false ends the batch before that key. */
+typedef bool key_action(const struct ledger *ledger, const struct key *key, unsigned char *out,
+                        size_t i);
+
+static Py_ssize_t each_key(const struct ledger *ledger, const Py_buffer *keys, unsigned char *out,
+                           key_action *action)
+{
+    size_t count = (size_t)keys->len / ledger->key_size;
+    const unsigned char *bytes = keys->buf;
+    for (size_t i = 0; i < count; i++) {
+        struct key key = key_load(ledger, bytes + i * ledger->key_size);
+        if (!action(ledger, &key, out, i))
+            return (Py_ssize_t)i;
+    }
+    return (Py_ssize_t)count;
+}
+
+/* Run `action` over the keys and return its output, `out_size` bytes for each key done. */
+static PyObject *batch(PyObject *object, PyObject *source, Py_ssize_t out_size,
+                       key_action *action, Py_ssize_t *done)
+{
+    struct ledger_object *self = (struct ledger_object *)object;
+    Py_buffer keys;
+    if (!ledger_is_open(self) ||
+        !hold_view(source, "keys", (Py_ssize_t)self->ledger.key_size, &keys))
+        return NULL;
+    Py_ssize_t count = keys.len / (Py_ssize_t)self->ledger.key_size;
+    PyObject *result = PyBytes_FromStringAndSize(NULL, count * out_size);
+    if (result == NULL) {
+        PyBuffer_Release(&keys);
+        return NULL;
+    }
+    char *out = PyBytes_AsString(result);
+    PyThreadState *thread = begin_call(self);
+    *done = each_key(&self->ledger, &keys, (unsigned char *)out, action);
+    end_call(self, thread);
+    PyBuffer_Release(&keys);
+    if (*done == count || out_size == 0)
+        return result;
+    PyObject *shorter = PyBytes_FromStringAndSize(out, *done * out_size);
+    Py_DECREF(result);
+    return shorter;
+}
+
+static void put_slot(unsigned char *out, size_t i, uint64_t slot)
+{
+    memcpy(out + i * sizeof slot, &slot, sizeof slot);
+}
+
+static bool pin_each(const struct ledger *ledger, const struct key *key, unsigned char *out,
+                     size_t i)
+{
+    put_slot(out, i, table_pin(ledger, key));
+    return true;
+}
+
+static bool pin_while_held(const struct ledger *ledger, const struct key *key, unsigned char *out,
+                           size_t i)
+{
+    uint64_t slot = table_pin(ledger, key);
+    put_slot(out, i, slot);
+    return slot != NO_SLOT;
+}
+
+static bool contains_each(const struct ledger *ledger, const struct key *key, unsigned char *out,
+                          size_t i)
+{
+    out[i] = table_find(ledger, key) != NO_BLOCK;
+    return true;
+}
+
+static bool is_held(const struct ledger *ledger, const struct key *key, unsigned char *out,
+                    size_t i)
+{
+    (void)out, (void)i;
+    return table_find(ledger, key) != NO_BLOCK;
+}
+
+static bool touch_each(const struct ledger *ledger, const struct key *key, unsigned char *out,
+                       size_t i)
+{
+    (void)out, (void)i;
+    table_touch(ledger, key);
+    return true;
+}
+
+static PyObject *ledger_pin_many(PyObject *object, PyObject *keys)
+{
+    Py_ssize_t done;
+    return batch(object, keys, sizeof(uint64_t), pin_each, &done);
+}
+
+static PyObject *ledger_pin_prefix(PyObject *object, PyObject *keys)
+{
+    Py_ssize_t done;
+    return batch(object, keys, sizeof(uint64_t), pin_while_held, &done);
+}
+
+static PyObject *ledger_contains_many(PyObject *object, PyObject *keys)
+{
+    Py_ssize_t done;
+    return batch(object, keys, 1, contains_each, &done);
+}
+
+static PyObject *ledger_lookup_prefix(PyObject *object, PyObject *keys)
+{
+    Py_ssize_t done;
+    PyObject *nothing = batch(object, keys, 0, is_held, &done);
+    if (nothing == NULL)
+        return NULL;
+    Py_DECREF(nothing);
+    return PyLong_FromSsize_t(done);
+}
+
+static PyObject *ledger_touch_many(PyObject *object, PyObject *keys)
+{
+    Py_ssize_t done;
+    PyObject *nothing = batch(object, keys, 0, touch_each, &done);
+    if (nothing == NULL)
+        return NULL;
+    Py_DECREF(nothing);
+    Py_RETURN_NONE;
+}
+
+static PyObject *ledger_find(PyObject *object, PyObject *argument)
+{
+    struct ledger_object *self = (struct ledger_object *)object;
+    Py_buffer key;
+    if (!ledger_is_open(self) || !hold_view(argument, "key", 1, &key))
+        return NULL;
+    if (key.len != (Py_ssize_t)self->ledger.key_size) {
+        PyErr_Format(PyExc_ValueError, "Expected a key of %u bytes, found %zd.",
+                     self->ledger.key_size, key.len);
+        PyBuffer_Release(&key);
+        return NULL;
+    }
+    struct key loaded = key_load(&self->ledger, key.buf);
+    PyBuffer_Release(&key);
+    uint32_t block = table_find(&self->ledger, &loaded);
+    return PyLong_FromLongLong(block == NO_BLOCK ? -1 : (long long)block);
+}
+
+static PyObject *ledger_unpin_many(PyObject *object, PyObject *source)
+{
+    struct ledger_object *self = (struct ledger_object *)object;
+    Py_buffer slots;
+    if (!ledger_is_open(self) || !hold_view(source, "slots", sizeof(uint64_t), &slots))
+        return NULL;
+    size_t held = 0;
+    PyThreadState *thread = begin_call(self);
+    for (size_t i = 0; i < (size_t)slots.len / sizeof(uint64_t); i++)
+        held += table_unpin(&self->ledger, slot_at(&slots, i));
+    end_call(self, thread);
+    PyBuffer_Release(&slots);
+    return PyLong_FromSize_t(held);
+}
+
+static PyObject *ledger_counts(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    struct ledger_object *self = (struct ledger_object *)object;
+    if (!ledger_is_open(self))
+        return NULL;
+    PyThreadState *thread = begin_call(self);
+    struct table_counts counts = table_count(&self->ledger);
+    end_call(self, thread);
+    return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K}", "free", counts.states[BLOCK_FREE],
+                         "landing", counts.states[BLOCK_LANDING], "filling",
+                         counts.states[BLOCK_FILLING], "ready", counts.states[BLOCK_READY],
+                         "draining", counts.states[BLOCK_DRAINING], "control_pins",
+                         counts.control_pins, "engine_pins", counts.engine_pins);
+}
+
+/* --- single words ------------------------------------------------------------------ */
+
+static PyObject *ledger_get_epoch(PyObject *object, void *unused)
+{
+    (void)unused;
+    struct ledger_object *self = (struct ledger_object *)object;
+    if (!ledger_is_open(self))
+        return NULL;
+    return PyLong_FromUnsignedLongLong(load_acquire(&self->ledger.shared->epoch)); /* [EPOCH] */
+}
+
+static shared_u64 *counter(struct ledger_object *self, unsigned int role, unsigned int position)
+{
+    if (!ledger_is_open(self))
+        return NULL;
+    if (role < LEDGER_ROLES && position < LEDGER_COUNTERS)
+        return &self->ledger.shared->counters[role][position];
+    PyErr_SetString(PyExc_IndexError, "No such counter.");
+    return NULL;
+}
+
+static PyObject *ledger_counter_add(PyObject *object, PyObject *arguments)
+{
+    unsigned int role, position;
+    PyObject *amount;
+    if (!PyArg_ParseTuple(arguments, "IIO", &role, &position, &amount))
+        return NULL;
+    unsigned long long n = PyLong_AsUnsignedLongLong(amount);
+    if (PyErr_Occurred())
+        return NULL;
+    shared_u64 *word = counter((struct ledger_object *)object, role, position);
+    if (word == NULL)
+        return NULL;
+    add_relaxed(word, n);
+    Py_RETURN_NONE;
+}
+
+static PyObject *ledger_counter_read(PyObject *object, PyObject *arguments)
+{
+    unsigned int role, position;
+    if (!PyArg_ParseTuple(arguments, "II", &role, &position))
+        return NULL;
+    shared_u64 *word = counter((struct ledger_object *)object, role, position);
+    return word == NULL ? NULL : PyLong_FromUnsignedLongLong(load_relaxed(word));
+}
+
+static PyObject *ledger_get_fd(PyObject *object, void *unused)
+{
+    (void)unused;
+    return PyLong_FromLong(((struct ledger_object *)object)->fd);
+}
+
+static PyObject *ledger_get_blocks(PyObject *object, void *unused)
+{
+    (void)unused;
+    return PyLong_FromUnsignedLong(((struct ledger_object *)object)->ledger.blocks);
+}
+
+static PyObject *ledger_get_key_size(PyObject *object, void *unused)
+{
+    (void)unused;
+    return PyLong_FromUnsignedLong(((struct ledger_object *)object)->ledger.key_size);
+}
+
+/* --- the type ---------------------------------------------------------------------- */
+
+static PyMethodDef methods[] = {
+    {"size_of", ledger_size_of, METH_VARARGS | METH_STATIC, "Bytes of a segment of this shape."},
+    {"format_fd", ledger_format_fd, METH_VARARGS | METH_CLASS, "Make a ledger; takes over the fd."},
+    {"open_fd", ledger_open_fd, METH_VARARGS | METH_CLASS, "Map a ledger; takes over the fd."},
+    {"close", ledger_close, METH_NOARGS, "Unmap the ledger and close its descriptor."},
+    {"find", ledger_find, METH_O, "The block READY under a key, or -1."},
+    {"lookup_prefix", ledger_lookup_prefix, METH_O, "How many leading keys are READY."},
+    {"contains_many", ledger_contains_many, METH_O, "One byte per key: 1 if it is READY."},
+    {"pin_many", ledger_pin_many, METH_O, "A pinned slot per key, MISS_SLOT for a miss."},
+    {"pin_prefix", ledger_pin_prefix, METH_O, "Pinned slots of the keys before the first miss."},
+    {"unpin_many", ledger_unpin_many, METH_O, "How many slots were still pinned by this owner."},
+    {"touch_many", ledger_touch_many, METH_O, "Mark keys as visited."},
+    {"counts", ledger_counts, METH_NOARGS, "Blocks by state, and pins by owner."},
+    {"allocate", (PyCFunction)(void (*)(void))ledger_allocate, METH_VARARGS | METH_KEYWORDS,
+     "(slots, evicted keys), or None."},
+    {"publish", (PyCFunction)(void (*)(void))ledger_publish, METH_VARARGS | METH_KEYWORDS,
+     "One result byte per slot."},
+    {"free", ledger_free, METH_O, "How many slots were given back."},
+    {"drop_ready", ledger_drop_ready, METH_NOARGS, "Forget every READY block."},
+    {"reclaim", ledger_reclaim, METH_NOARGS, "Free what has drained."},
+    {"zero_control_pins", ledger_zero_control_pins, METH_NOARGS, "Take back a dead control plane's pins."},
+    {"set_epoch", ledger_set_epoch, METH_O, "Write the content epoch."},
+    {"counter_add", ledger_counter_add, METH_VARARGS, NULL},
+    {"counter_read", ledger_counter_read, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef attributes[] = {
+    {"fd", ledger_get_fd, NULL, NULL, NULL},
+    {"blocks", ledger_get_blocks, NULL, NULL, NULL},
+    {"key_size", ledger_get_key_size, NULL, NULL, NULL},
+    {"epoch", ledger_get_epoch, NULL, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_dealloc, ledger_dealloc},
+    {Py_tp_methods, methods},
+    {Py_tp_getset, attributes},
+    {0, NULL},
+};
+
+static PyType_Spec spec = {
+    .name = "mpkv.memory._native.LedgerCore",
+    .basicsize = sizeof(struct ledger_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    .slots = slots,
+};
+
+bool add_ledger_type(PyObject *module)
+{
+    PyObject *type = add_type(module, &spec);
+    Py_XDECREF(type);
+    return type != NULL;
+}

@@ -1,0 +1,269 @@
+#include "engine.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+bool engine_init(struct engine *engine, struct ledger *ledger)
+{
+    uint32_t blocks = ledger->blocks;
+    struct sieve_link *links = calloc(blocks, sizeof *links);
+    *engine = (struct engine){
+        .ledger = ledger,
+        .blocks = calloc(blocks, sizeof *engine->blocks),
+        .free = calloc(blocks, sizeof *engine->free),
+        .draining = calloc(blocks, sizeof *engine->draining),
+        .free_count = blocks,
+    };
+    sieve_init(&engine->sieve, links);
+    if (links == NULL || engine->blocks == NULL || engine->free == NULL ||
+        engine->draining == NULL) {
+        engine_destroy(engine);
+        return false;
+    }
+    for (uint32_t i = 0; i < blocks; i++)
+        engine->free[i] = blocks - 1 - i; /* the first to be taken is block 0 */
+    return true;
+}
+
+void engine_destroy(struct engine *engine)
+{
+    free(engine->sieve.links);
+    free(engine->blocks);
+    free(engine->free);
+    free(engine->draining);
+    *engine = (struct engine){0};
+}
+
+static struct block_entry *entry(const struct engine *engine, uint32_t block)
+{
+    return entry_of(engine->ledger, block);
+}
+
+/* Only for blocks that nobody can pin at the moment: nobody else writes their words. */
+static void set_state(struct engine *engine, uint32_t block, enum block_state state)
+{
+    struct block_private *own = &engine->blocks[block];
+    own->state = state;
+    store_relaxed(&entry(engine, block)->word, word_make(own->generation, state, 0));
+}
+
+static void make_free(struct engine *engine, uint32_t block)
+{
+    set_state(engine, block, BLOCK_FREE);
+    engine->free[engine->free_count++] = block;
+}
+
+static uint64_t take(struct engine *engine, uint32_t block, enum block_state state)
+{
+    uint32_t generation = ++engine->blocks[block].generation;
+    set_state(engine, block, state);
+    return slot_make(generation, block);
+}
+
+static void unindex(struct engine *engine, uint32_t block)
+{
+    index_remove(engine->ledger, engine->blocks[block].hash, block);
+    sieve_remove(&engine->sieve, block);
+}
+
+/* READY to FREE, or to DRAINING while there are pins. */
+static void retire(struct engine *engine, uint32_t block)
+{
+    struct block_private *own = &engine->blocks[block];
+    struct block_entry *shared = entry(engine, block);
+    uint64_t word = load_relaxed(&shared->word);
+    uint64_t pins;
+    do
+        pins = word & WORD_PINS_MASK;
+    while (!swap_if_acquire(&shared->word, &word, /* [UNPIN] as in evict_if_idle */
+                            word_make(own->generation, BLOCK_DRAINING, pins)));
+    if (pins == 0) {
+        make_free(engine, block);
+        return;
+    }
+    own->state = BLOCK_DRAINING;
+    engine->draining[engine->draining_count++] = block;
+}
+
+static bool evict_if_idle(struct engine *engine, uint32_t block)
+{
+    uint32_t generation = engine->blocks[block].generation;
+    uint64_t idle = word_make(generation, BLOCK_READY, 0);
+    /* [UNPIN] Acquire: without it the next user's bytes could land under the eyes of the
+     * last one. From here on no one can pin. */
+    return swap_if_acquire(&entry(engine, block)->word, &idle,
+                           word_make(generation, BLOCK_DRAINING, 0));
+}
+
+static void undo_eviction(struct engine *engine, uint32_t block)
+{
+    /* [READY] Release, as in engine_publish: the swap that took it away began anew. */
+    store_release(&entry(engine, block)->word,
+                  word_make(engine->blocks[block].generation, BLOCK_READY, 0));
+}
+
+/* Two rounds: the first may do no more than forget visits. Victims stay in the queue, so
+ * that undoing leaves their order as it was. */
+static bool evict(struct engine *engine, uint32_t count, uint64_t *victims)
+{
+    uint64_t steps = 2 * (uint64_t)engine->sieve.length;
+    uint32_t found = 0;
+    for (; found < count && steps > 0; steps--) {
+        uint32_t block = sieve_step(&engine->sieve);
+        shared_u8 *visited = &entry(engine, block)->visited;
+        if (byte_load_relaxed(visited) != 0)
+            byte_store_relaxed(visited, 0);
+        else if (evict_if_idle(engine, block))
+            victims[found++] = block;
+    }
+    if (found == count)
+        return true;
+    while (found > 0)
+        undo_eviction(engine, (uint32_t)victims[--found]);
+    return false;
+}
+
+static void copy_key(const struct engine *engine, uint32_t block, unsigned char *out)
+{
+    struct key key;
+    for (uint32_t i = 0; i < engine->ledger->key_words; i++)
+        key.words[i] = load_relaxed(&entry(engine, block)->key[i]);
+    memcpy(out, key.words, engine->ledger->key_size);
+}
+
+bool engine_allocate(struct engine *engine, uint32_t count, enum block_state state,
+                     uint64_t *slots, unsigned char *evicted_keys, uint32_t *evicted)
+{
+    if (count > engine->free_count)
+        (void)engine_reclaim(engine);
+    uint32_t from_free = count < engine->free_count ? count : engine->free_count;
+    uint32_t victims = count - from_free;
+    if (victims > engine->sieve.length || !evict(engine, victims, slots + from_free))
+        return false;
+    for (uint32_t i = 0; i < victims; i++) {
+        uint32_t block = (uint32_t)slots[from_free + i];
+        copy_key(engine, block, evicted_keys + (uint64_t)i * engine->ledger->key_size);
+        unindex(engine, block);
+        slots[from_free + i] = take(engine, block, state);
+    }
+    for (uint32_t i = 0; i < from_free; i++)
+        slots[i] = take(engine, engine->free[--engine->free_count], state);
+    *evicted = victims;
+    return true;
+}
+
+static bool ready_elsewhere(const struct engine *engine, const struct key *key)
+{
+    struct probe probe = probe_start(engine->ledger, key);
+    uint32_t block;
+    while ((block = probe_next(engine->ledger, &probe)) != NO_BLOCK)
+        if (engine->blocks[block].state == BLOCK_READY &&
+            entry_key_is(engine->ledger, entry(engine, block), key))
+            return true;
+    return false;
+}
+
+static bool in_hand(const struct engine *engine, uint64_t slot)
+{
+    uint32_t block = slot_block(slot);
+    return block < engine->ledger->blocks &&
+           engine->blocks[block].generation == slot_generation(slot);
+}
+
+static bool being_written(const struct engine *engine, uint64_t slot)
+{
+    if (!in_hand(engine, slot))
+        return false;
+    enum block_state state = engine->blocks[slot_block(slot)].state;
+    return state == BLOCK_LANDING || state == BLOCK_FILLING;
+}
+
+enum publish_result engine_publish(struct engine *engine, uint64_t slot, const struct key *key,
+                                   bool pin)
+{
+    if (!being_written(engine, slot))
+        return PUBLISH_STALE;
+    uint32_t block = slot_block(slot);
+    if (ready_elsewhere(engine, key)) {
+        make_free(engine, block);
+        return PUBLISH_DUPLICATE;
+    }
+    if (!index_insert(engine->ledger, key->hash, block)) {
+        make_free(engine, block);
+        return PUBLISH_CROWDED;
+    }
+    struct block_private *own = &engine->blocks[block];
+    struct block_entry *shared = entry(engine, block);
+    /* [REUSE] Without the fence a reader could see the new key and still the word of the
+     * block's previous life, and believe that the two belong together. */
+    fence_release();
+    for (uint32_t i = 0; i < engine->ledger->key_words; i++)
+        store_relaxed(&shared->key[i], key->words[i]);
+    byte_store_relaxed(&shared->visited, 0);
+    own->hash = key->hash;
+    own->state = BLOCK_READY;
+    /* [READY] Release: without it a reader could see READY before the key and the bytes. */
+    store_release(&shared->word,
+                  word_make(own->generation, BLOCK_READY, (uint64_t)pin << OWNER_ENGINE));
+    sieve_add(&engine->sieve, block);
+    return PUBLISH_DONE;
+}
+
+bool engine_free(struct engine *engine, uint64_t slot)
+{
+    if (!in_hand(engine, slot))
+        return false;
+    uint32_t block = slot_block(slot);
+    switch (engine->blocks[block].state) {
+    case BLOCK_LANDING:
+    case BLOCK_FILLING:
+        make_free(engine, block);
+        return true;
+    case BLOCK_READY:
+        unindex(engine, block);
+        retire(engine, block);
+        return true;
+    default:
+        return false;
+    }
+}
+
+uint32_t engine_drop_ready(struct engine *engine)
+{
+    uint32_t dropped = 0;
+    index_clear(engine->ledger);
+    for (; engine->sieve.length > 0; dropped++) {
+        uint32_t block = engine->sieve.oldest;
+        sieve_remove(&engine->sieve, block);
+        retire(engine, block);
+    }
+    return dropped;
+}
+
+uint32_t engine_reclaim(struct engine *engine)
+{
+    uint32_t kept = 0;
+    uint32_t before = engine->draining_count;
+    for (uint32_t i = 0; i < before; i++) {
+        uint32_t block = engine->draining[i];
+        /* [UNPIN] Acquire, as in evict_if_idle. */
+        if ((load_acquire(&entry(engine, block)->word) & WORD_PINS_MASK) == 0)
+            make_free(engine, block);
+        else
+            engine->draining[kept++] = block;
+    }
+    engine->draining_count = kept;
+    return before - kept;
+}
+
+uint64_t engine_zero_control_pins(struct engine *engine)
+{
+    uint64_t zeroed = 0;
+    for (uint32_t block = 0; block < engine->ledger->blocks; block++) {
+        /* Relaxed: the process whose pins these were is dead, it reads nothing more. */
+        uint64_t word = and_relaxed(&entry(engine, block)->word,
+                                    ~(WORD_PINS_MAX << OWNER_CONTROL));
+        zeroed += word_pins_of(word, OWNER_CONTROL);
+    }
+    return zeroed;
+}
