@@ -104,7 +104,8 @@ class RegistrationStart(msgspec.Struct, frozen=True):
 
     A target has no `from_control`; its `from_control.ring_fd` is -1. It is started
     before the control plane, so its `control_pidfd` is -1 and it watches the engine
-    only; an initiator watches both.
+    only; an initiator watches both. `ledger_fd` is where an initiator keeps its counters;
+    with -1 nobody counts.
     """
 
     role: str
@@ -118,6 +119,7 @@ class RegistrationStart(msgspec.Struct, frozen=True):
     from_control: RingEnds
     to_control: RingEnds
     trace_dir: str
+    ledger_fd: int = -1
 
 
 class InitiatorUp(msgspec.Struct, frozen=True):

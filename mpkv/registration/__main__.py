@@ -1,0 +1,110 @@
+"""`python -m mpkv.registration --start-fd N`: a target or an initiator.
+
+N is a memfd with a RegistrationStart, which names inherited descriptors by their numbers.
+"""
+
+import argparse
+import logging
+import os
+import signal
+import sys
+
+import msgspec
+
+from mpkv.errors import MpkvError
+from mpkv.memory import Ledger, Ring
+from mpkv.messages import RegistrationStart
+from mpkv.registration.bindings import prepare_environment
+from mpkv.registration.count import Count
+from mpkv.registration.lifeline import Lifeline
+from mpkv.registration.outbox import Outbox
+from mpkv.registration.tier import map_tier
+from mpkv.trace import open_trace
+
+log = logging.getLogger("mpkv.registration")
+
+
+def main() -> None:
+    # An interrupt from the terminal reaches the whole group; the engine decides what ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parser = argparse.ArgumentParser(prog="python -m mpkv.registration")
+    parser.add_argument("--start-fd", type=int, required=True)
+    start = _read_start(parser.parse_args().start_fd)
+    logging.basicConfig(
+        level=logging.INFO,
+        format=f"%(asctime)s %(levelname)s mpkv.{start.role} [{start.node}] %(message)s",
+    )
+    prepare_environment()
+    try:
+        _run(start)
+    except Exception as error:
+        expected = isinstance(error, MpkvError)
+        log.error("the %s cannot go on: %s", start.role, error, exc_info=not expected)
+        status = 1
+    else:
+        status = 0
+    sys.stderr.flush()
+    # Not sys.exit: tearing an agent down with READs open may hang, and the end of
+    # the process ends them anyway.
+    os._exit(status)
+
+
+def _read_start(fd: int) -> RegistrationStart:
+    raw = os.pread(fd, os.fstat(fd).st_size, 0)
+    os.close(fd)
+    return msgspec.msgpack.decode(raw, type=RegistrationStart)
+
+
+def _run(start: RegistrationStart) -> None:
+    if start.role == "target":
+        _run_target(start)
+    elif start.role == "initiator":
+        _run_initiator(start)
+    else:
+        raise MpkvError(f'role {start.role!r}: expected "target" or "initiator"')
+
+
+def _run_target(start: RegistrationStart) -> None:
+    from mpkv.registration.agent import Agent
+    from mpkv.registration.target import expose, idle
+
+    lifeline = Lifeline([start.engine_pidfd])
+    agent = Agent(start.agent, start.backends, progress_thread=True)
+    expose(agent, map_tier(start.tier), _outbox(start))
+    lifeline.started()
+    idle(start.engine_pidfd)
+
+
+def _run_initiator(start: RegistrationStart) -> None:
+    from mpkv.registration.agent import Agent
+    from mpkv.registration.initiator import Initiator
+
+    pidfds = (start.engine_pidfd, start.control_pidfd)
+    lifeline = Lifeline(pidfds)
+    consumer = Ring.attach(start.from_control.ring_fd).consumer(start.wake_fd)
+    initiator = Initiator(
+        Agent(start.agent, start.backends, progress_thread=False),
+        start.tier,
+        consumer,
+        start.wake_fd,
+        _outbox(start),
+        _count(start),
+        open_trace(start.trace_dir, "initiator"),
+    )
+    lifeline.started()
+    initiator.serve(pidfds)
+
+
+def _outbox(start: RegistrationStart) -> Outbox:
+    ends = start.to_control
+    return Outbox(Ring.attach(ends.ring_fd).producer(ends.wake_fd))
+
+
+def _count(start: RegistrationStart) -> Count:
+    if start.ledger_fd < 0:
+        return lambda name, n=1: None
+    return Ledger.attach(start.ledger_fd).counters("initiator").add
+
+
+if __name__ == "__main__":
+    main()

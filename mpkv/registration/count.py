@@ -1,0 +1,7 @@
+"""Counting into the initiator's page of the ledger, or nowhere."""
+
+from typing import Protocol
+
+
+class Count(Protocol):
+    def __call__(self, name: str, n: int = 1) -> None: ...

@@ -1,0 +1,36 @@
+"""What an initiator keeps of one peer."""
+
+import enum
+from collections import deque
+from dataclasses import dataclass, field
+
+from mpkv.messages import Read
+
+
+class Stage(enum.Enum):
+    ADDING = enum.auto()
+    """With the registrar, or its warming READ is open. READs wait."""
+    READY = enum.auto()
+    DOWN = enum.auto()
+    """Adding failed, but READs of an earlier try are open, so its agent has to stay."""
+
+
+@dataclass(slots=True, eq=False)
+class Peer:
+    """One life of a peer's target, keyed by `instance`.
+
+    `blocks_handle` describes its tier to NIXL, -1 before it was prepared. `open_reads`
+    counts READs that are posted and did not end in success; while it is not zero the
+    agent is not removed. `leaving` says that RemovePeer came.
+    """
+
+    instance: str
+    agent: str
+    base: int
+    blocks: int
+    asked: float
+    stage: Stage = Stage.ADDING
+    blocks_handle: int = -1
+    open_reads: int = 0
+    leaving: bool = False
+    waiting: deque[Read] = field(default_factory=deque)
