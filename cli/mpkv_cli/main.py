@@ -69,6 +69,23 @@ def render(config: str, node: str | None, trace_dir: str, vllm_args: tuple[str, 
     click.echo(render_command(serve_command(cluster, cluster.node(node), vllm_args, trace_dir)))
 
 
+@main.command()
+@_config
+@click.option(
+    "--output",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    default=Path("build"),
+    show_default=True,
+    help="Where logs and demo.json go.",
+)
+def demo(config: str, output: Path) -> None:
+    """Start the two nodes of CONFIG here and show what sharing saves."""
+    from mpkv_cli.demo.run import run_demo
+
+    run_demo(config, output)
+
+
 @main.command(hidden=True)
 @click.argument("directory", type=click.Path(path_type=Path))
 def tiny_model(directory: Path) -> None:

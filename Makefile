@@ -1,0 +1,66 @@
+# Everything is installed into .venv and made under build/. `make clean` removes both.
+# pip is used as it is configured: its PIP_* variables and pip.conf count.
+
+PYTHON ?= python3
+BIN := .venv/bin
+# A build for CPUs: other builds bring gigabytes of CUDA that this machine may not need.
+TORCH ?= torch==2.13.0+cpu
+# Packages that come with vLLM on the CPU but do not match that torch; vLLM runs without.
+UNMATCHED := torchvision torchaudio torchcodec
+PIP_INSTALL := $(BIN)/python -m pip install -qq --progress-bar off
+
+# vLLM's next version, as Python sources to check mpkv's interfaces against.
+NEXT_VLLM := 0.33.0
+NEXT := build/vllm-0.33
+
+NATIVE := $(wildcard mpkv/memory/native/*.c mpkv/memory/native/*.h)
+
+.PHONY: demo test lint type clean
+.DELETE_ON_ERROR:
+
+demo: .venv/.mpkv
+	@$(BIN)/mpkv demo configs/local.toml
+
+test: .venv/.mpkv $(NEXT)/.unpacked
+	@$(BIN)/python -m pytest
+
+lint: .venv/.mpkv
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+type: .venv/.mpkv
+	@$(BIN)/mypy
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -f mpkv/memory/*.so
+	find mpkv cli tests -name __pycache__ -prune -exec rm -rf {} +
+
+# Each stamp is written last, so that an interrupted step is done again.
+.venv/.dependencies: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "mpkv needs Python 3.11 or newer: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
+	@echo "Installing into .venv, some minutes the first time"
+	@$(PYTHON) -m venv .venv
+	@echo "  1/2 PyTorch for the CPU"
+	@$(PIP_INSTALL) '$(TORCH)' || { echo "pip found no $(TORCH); README.md, \
+	\"Installing\", says which index has it" >&2; exit 1; }
+	@echo "  2/2 vLLM for the CPU, NIXL and what the tests need"
+	@$(PIP_INSTALL) -e '.[cpu,test]'
+	@$(BIN)/python -m pip uninstall -qq -y $(UNMATCHED)
+	@touch $@
+
+# Built again whenever the C changes.
+.venv/.mpkv: .venv/.dependencies $(NATIVE)
+	@$(PIP_INSTALL) --no-deps -e .
+	@touch $@
+
+$(NEXT)/.unpacked: | .venv/.dependencies
+	@echo "Fetching the sources of vLLM $(NEXT_VLLM)"
+	@rm -rf $(NEXT) $(NEXT).part
+	@$(BIN)/python -m pip download -qq --progress-bar off --no-deps -d $(NEXT).part vllm==$(NEXT_VLLM)
+	@$(BIN)/python -c 'import glob, sys, zipfile; \
+	    wheel = zipfile.ZipFile(glob.glob(sys.argv[1] + "/*.whl")[0]); \
+	    wheel.extractall(sys.argv[2], [n for n in wheel.namelist() if n.endswith(".py")])' \
+	    $(NEXT).part $(NEXT)
+	@rm -rf $(NEXT).part
+	@touch $@

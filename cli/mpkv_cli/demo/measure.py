@@ -1,0 +1,136 @@
+"""The demo's requests: what B's first token costs with and without A's cache."""
+
+import random
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+from mpkv.errors import HelperFailed
+from mpkv_cli.demo.client import Answer, Metrics, Prompt
+from mpkv_cli.demo.replica import Replica
+
+# 128 full blocks of 128 tokens, and a rest that B computes itself.
+PROMPT_TOKENS = 16_461
+BLOCK_TOKENS = 128
+ANSWER_TOKENS = 16
+BUSY_PROMPTS, BUSY_TOKENS = 3, 24_576
+REQUEST_S = 180.0
+POLL_S = 0.05
+
+STEPS = "vllm:iteration_tokens_total_count"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One prompt: computed by A, answered by B from A's blocks, computed again by B.
+
+    `step_s` is the length of A's scheduler steps meanwhile, 0 when A was idle.
+    """
+
+    lookup_delay_s: float
+    pull_s: float
+    pulled_bytes: int
+    reused_tokens: int
+    ttft_shared_s: float
+    ttft_local_s: float
+    step_s: float
+    identical: bool
+    misses: int
+
+
+def reusable_tokens() -> int:
+    return PROMPT_TOKENS // BLOCK_TOKENS * BLOCK_TOKENS
+
+
+def warm_up(a: Replica, b: Replica) -> None:
+    """First requests on both sides: connections, caches of code, page faults."""
+    prompt = make_prompt("warm-up", PROMPT_TOKENS)
+    _complete(a, prompt)
+    b.client.complete(prompt, max_tokens=ANSWER_TOKENS, timeout_s=REQUEST_S, source=a.as_source)
+
+
+def measure(a: Replica, b: Replica, name: str, *, busy: bool) -> Sample:
+    prompt = make_prompt(name, PROMPT_TOKENS)
+    on_a = _complete(a, prompt)
+    load = [make_prompt(f"{name}-load-{i}", BUSY_TOKENS) for i in range(BUSY_PROMPTS)]
+    with a.client.load(load, REQUEST_S) if busy else nullcontext():
+        busy_since = _wait_busy(a) if busy else None
+        before = b.client.metrics()
+        on_b = b.client.complete(
+            prompt, max_tokens=ANSWER_TOKENS, timeout_s=REQUEST_S, source=a.as_source
+        )
+        after = _pull_counted(b, before)
+        step_s = _step_length(a, busy_since) if busy_since else 0.0
+    # Another salt makes other keys: the same tokens, and nothing to hit.
+    alone = _complete(b, prompt, salt=name)
+    return Sample(
+        lookup_delay_s=_mean(before, after, "mpkv:lookup_delay_seconds"),
+        pull_s=_mean(before, after, "mpkv:pull_seconds"),
+        pulled_bytes=int(_grown(before, after, "mpkv:pulled_bytes_total")),
+        reused_tokens=int(
+            _grown(before, after, "vllm:prompt_tokens_cached_by_source_total", 'source="p2p"')
+        ),
+        ttft_shared_s=on_b.ttft_s,
+        ttft_local_s=alone.ttft_s,
+        step_s=step_s,
+        identical=on_a.tokens == on_b.tokens == alone.tokens,
+        misses=int(_grown(before, after, "mpkv:pull_misses_total")),
+    )
+
+
+def make_prompt(name: str, tokens: int) -> Prompt:
+    """Random bytes, the same for the same name, with no prefix in common with another."""
+    return list(random.Random(name).randbytes(tokens))
+
+
+def _complete(replica: Replica, prompt: Prompt, salt: str = "") -> Answer:
+    return replica.client.complete(prompt, max_tokens=ANSWER_TOKENS, timeout_s=REQUEST_S, salt=salt)
+
+
+@dataclass(frozen=True)
+class _StepCount:
+    """How many scheduler steps a server had counted, and when."""
+
+    at: float
+    steps: float
+
+
+def _wait_busy(replica: Replica) -> _StepCount:
+    """Until the replica is in the middle of its load, at the end of a step."""
+    idle = replica.client.metrics().total(STEPS)
+    metrics = _poll(replica, lambda now: now.total(STEPS) >= idle + 2, "start on its load")
+    return _StepCount(time.monotonic(), metrics.total(STEPS))
+
+
+def _step_length(replica: Replica, since: _StepCount) -> float:
+    """Raises HelperFailed if the load has ended, for then the source was not busy."""
+    after = _poll(replica, lambda now: now.total(STEPS) > since.steps, "take a step")
+    if after.total("vllm:num_requests_running") == 0:
+        raise HelperFailed(f"replica {replica.name} finished its load too early to be busy")
+    return (time.monotonic() - since.at) / (after.total(STEPS) - since.steps)
+
+
+def _pull_counted(b: Replica, before: Metrics) -> Metrics:
+    name = "mpkv:lookup_delay_seconds_count"
+    return _poll(b, lambda now: now.total(name) > before.total(name), "count its pull")
+
+
+def _poll(replica: Replica, done: Callable[[Metrics], bool], what: str) -> Metrics:
+    deadline = time.monotonic() + 30.0
+    while time.monotonic() < deadline:
+        replica.require_alive()
+        metrics = replica.client.metrics()
+        if done(metrics):
+            return metrics
+        time.sleep(POLL_S)
+    raise HelperFailed(f"replica {replica.name} did not {what} within 30 s; see {replica.log}")
+
+
+def _grown(before: Metrics, after: Metrics, name: str, label: str = "") -> float:
+    return after.total(name, label) - before.total(name, label)
+
+
+def _mean(before: Metrics, after: Metrics, histogram: str) -> float:
+    count = _grown(before, after, f"{histogram}_count")
+    return _grown(before, after, f"{histogram}_sum") / count if count else 0.0
