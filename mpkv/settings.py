@@ -5,6 +5,7 @@
 by which configuration reaches the engine and, through it, the helpers.
 """
 
+import ipaddress
 from typing import Any
 
 import msgspec
@@ -60,3 +61,26 @@ def decode_settings(raw: Any) -> EngineSettings:
             "Expected the object that `mpkv render CONFIG --node NAME` prints; "
             "print it again and use it unchanged."
         ) from None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def check_exposure(settings: EngineSettings) -> None:
+    """Refuse to listen beyond this machine unless that was asked for by name.
+
+    Whoever reaches the control plane can read, and through NIXL's keys write, the tier.
+    Raises ConfigRefused.
+    """
+    if not settings.allow_insecure and not is_loopback(settings.listen):
+        raise ConfigRefused(
+            f'kv_connector_extra_config["mpkv"].listen: {settings.listen} is reachable from '
+            "other machines, and the control plane has no authentication. Set "
+            "allow_insecure = true if everyone on that network may read this engine's KV "
+            "cache, or listen on 127.0.0.1."
+        )

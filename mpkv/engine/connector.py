@@ -1,0 +1,156 @@
+"""`MpkvConnector`: vLLM's offloading connector, with pulls from peers.
+
+A pull starts when the scheduler hears of a request and is usually over before the
+scheduler first looks at it.
+"""
+
+import logging
+import math
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
+    OffloadingWorkerMetadata,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import (
+    build_offloading_config,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import (
+    OffloadingConnector,
+)
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.kv_offload.base import Locality, Medium
+from vllm.v1.outputs import KVConnectorOutput
+from vllm.v1.request import Request
+
+from mpkv.engine.compatibility import build_compatibility
+from mpkv.engine.manager import MpkvManager
+from mpkv.engine.source import parse_source
+from mpkv.errors import ConfigRefused
+from mpkv.messages import KeyGroup
+
+log = logging.getLogger("mpkv.engine")
+
+
+class MpkvConnector(OffloadingConnector):
+    """Named in `--kv-transfer-config` with module path `mpkv.engine.connector`."""
+
+    def __init__(
+        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
+    ) -> None:
+        _refuse_what_is_not_supported(vllm_config)
+        super().__init__(vllm_config, role, kv_cache_config)
+        # Worker reports still owed for jobs that a cache reset made stale, where vLLM
+        # does not keep that account itself (before 0.33).
+        self._stale_reports: dict[int, int] = {}
+        if role != KVConnectorRole.SCHEDULER:
+            return
+        manager = self.scheduler.manager
+        assert isinstance(manager, MpkvManager)
+        self._manager = manager
+        self._keeps_account = hasattr(self.scheduler, "_reset_fence")
+        offloading = build_offloading_config(vllm_config, kv_cache_config)
+        manager.start(
+            build_compatibility(vllm_config, offloading, manager.settings, manager.block_bytes)
+        )
+
+    # --- requests --------------------------------------------------------------------
+
+    def on_new_request(self, request: Request) -> None:
+        super().on_new_request(request)
+        try:
+            self._start_pull(request)
+        except Exception:
+            # vLLM does not guard this hook: what is raised here ends the engine, for
+            # what must be no worse than a miss.
+            log.exception("mpkv: no pull for request %s", request.request_id)
+
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        pulls = self._manager.pulls
+        pulls.drain()
+        if pulls.pending(request.request_id):
+            # From a flag, without a scan: this is asked at every step.
+            return None, False
+        matched = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        if matched[0] is not None:
+            pulls.looked_up(request.request_id)
+        return matched
+
+    def _start_pull(self, request: Request) -> None:
+        source = parse_source(request.kv_transfer_params)
+        if source is None or request.skip_reading_prefix_cache or request.resumable:
+            return
+        status = self.scheduler._req_status[request.request_id]
+        if not status.req_context.load_tier_filter.allows(Medium.CPU, Locality.REMOTE):
+            return
+        status.update_offload_keys()
+        groups = self._key_groups(status)
+        if any(group.keys for group in groups):
+            self._manager.pulls.start(request.request_id, source, groups)
+
+    def _key_groups(self, status: Any) -> tuple[KeyGroup, ...]:
+        """The request's keys per group, less the leading tokens that are here already."""
+        configs = self.scheduler.config.kv_group_configs
+        packed = [b"".join(group.offload_keys) for group in status.group_states]
+        windows = [config.load_window_size_in_chunks(status.req.num_tokens) for config in configs]
+        tokens = [config.tokens_per_chunk for config in configs]
+        here = 0
+        if not any(windows):
+            # A window may reach back before the boundary, so this is for full
+            # attention alone.
+            ledger = self._manager.ledger
+            here = min(
+                ledger.lookup_prefix(keys) * step for keys, step in zip(packed, tokens, strict=True)
+            )
+            here -= here % math.lcm(*tokens)
+        size = self._manager.ledger.key_size
+        return tuple(
+            KeyGroup(keys[here // step * size :], step, window or 0)
+            for keys, step, window in zip(packed, tokens, windows, strict=True)
+        )
+
+    # --- cache reset, before vLLM 0.33 -----------------------------------------------
+
+    def reset_cache(self) -> bool | None:
+        if not self._keeps_account:
+            for job_id, job in self.scheduler._jobs.items():
+                self._stale_reports[job_id] = job.pending_count
+        result = super().reset_cache()
+        if not self._keeps_account and not self._stale_reports:
+            self._manager.on_reset_flushed()
+        return result
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        self._manager.trace("step_done")
+        meta = connector_output.kv_connector_worker_meta
+        if self._stale_reports and isinstance(meta, OffloadingWorkerMetadata):
+            for job_id, count in meta.completed_jobs.items():
+                owed = self._stale_reports.get(job_id, 0) - count
+                if owed > 0:
+                    self._stale_reports[job_id] = owed
+                else:
+                    self._stale_reports.pop(job_id, None)
+            if not self._stale_reports:
+                self._manager.on_reset_flushed()
+        super().update_connector_output(connector_output)
+
+    # --- trace -----------------------------------------------------------------------
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        meta = super().build_connector_meta(scheduler_output)
+        self._manager.trace("step_scheduled", tokens=scheduler_output.total_num_scheduled_tokens)
+        return meta
+
+
+def _refuse_what_is_not_supported(vllm_config: VllmConfig) -> None:
+    nodes = vllm_config.parallel_config.nnodes_within_dp
+    if nodes > 1:
+        raise ConfigRefused(
+            f"--nnodes: this engine spans {nodes} hosts, and mpkv's tier is one host's shared "
+            "memory. Use tensor parallelism within a host and data parallelism across hosts."
+        )

@@ -1,0 +1,388 @@
+"""The pulls of one engine, as the scheduler thread keeps them.
+
+Every pull that was opened ends exactly once: by a record of its control plane, by the
+end of its generation, or, for the request that waits on it, by its deadline. Nothing
+here blocks, and nothing allocates outside `start` and `start_waiting`.
+"""
+
+import array
+import itertools
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from mpkv.engine.supervisor import Link, Supervisor
+from mpkv.errors import SegmentRefused
+from mpkv.memory import LANDING, PUBLISHED, Ledger
+from mpkv.messages import (
+    CancelPull,
+    KeyGroup,
+    MissReason,
+    Pull,
+    Pulled,
+    PullFailed,
+    SlotsReturned,
+    ToEngine,
+)
+from mpkv.trace import Trace
+
+log = logging.getLogger("mpkv.engine")
+
+SLOT_BYTES = 8
+# Of the tier: what pulls in flight and pulled blocks not yet used may hold together.
+CLAIM_SHARE = 4
+# Records taken per call, so that one call stays short however much has piled up.
+RECORDS_PER_CALL = 64
+
+
+class PullMeter(Protocol):
+    """Who counts what becomes of pulls; times are seconds from a pull's start."""
+
+    def lookup_ended(self, seconds: float) -> None: ...
+
+    def pulled(self, peer: str, blocks: int, granted_s: float, confirmed_s: float) -> None: ...
+
+    def missed(self, peer: str, reason: MissReason, detail: str) -> None: ...
+
+
+@dataclass(slots=True)
+class _OpenPull:
+    number: int
+    request: str
+    peer: str
+    groups: tuple[KeyGroup, ...]
+    keys: bytes
+    count: int
+    epoch: int
+    started: float
+    deadline: float
+    slots: bytes = b""
+    generation: int = 0
+    # The request no longer waits: it ended, gave up at its deadline, or never will.
+    settled: bool = False
+
+
+class PullBook:
+    """Opens pulls, waits for none of them, and adopts what they bring."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        supervisor: Supervisor,
+        meter: PullMeter,
+        deadline_s: float,
+        trace: Trace,
+        on_change: Callable[[bytes, bytes], None],
+    ) -> None:
+        """`on_change(stored, evicted)` hears of keys that came and went, packed."""
+        self._ledger = ledger
+        self._supervisor = supervisor
+        self._meter = meter
+        self._deadline_s = deadline_s
+        self._trace = trace
+        self._on_change = on_change
+        self._claimable = max(ledger.blocks // CLAIM_SHARE, 1)
+        self._claimed = 0
+        self._numbers = itertools.count(1)
+        self._open: dict[int, _OpenPull] = {}
+        self._held: dict[int, _OpenPull] = {}
+        self._waiting: deque[_OpenPull] = deque()
+        self._by_request: dict[str, _OpenPull] = {}
+        self._pins: dict[str, bytes] = {}
+        self._adopted_keys: dict[str, bytes | frozenset[bytes]] = {}
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(ToEngine).decode
+
+    # --- for the connector -----------------------------------------------------------
+
+    def start(self, request: str, peer: str, groups: tuple[KeyGroup, ...]) -> None:
+        """Open a pull of `groups` from `peer` (`host:port`) for `request`.
+
+        The request waits (`pending`) until the pull has ended. Allocates.
+        """
+        if request in self._by_request:
+            return
+        groups = self._fit(groups)
+        keys = b"".join(group.keys for group in groups)
+        now = time.monotonic()
+        pull = _OpenPull(
+            number=next(self._numbers),
+            request=request,
+            peer=peer,
+            groups=groups,
+            keys=keys,
+            count=sum(self._slots_of(group) for group in groups),
+            epoch=self._ledger.epoch,
+            started=now,
+            deadline=now + self._deadline_s,
+        )
+        self._by_request[request] = pull
+        if pull.count > self._claimable or not pull.count:
+            self._settle(pull, MissReason.NO_SPACE, "it needs more than a quarter of the tier")
+            return
+        self._waiting.append(pull)
+        self.start_waiting()
+
+    def pending(self, request: str) -> bool:
+        """Whether the request should be asked about again later."""
+        pull = self._by_request.get(request)
+        if pull is None or pull.settled:
+            return False
+        if time.monotonic() < pull.deadline:
+            return True
+        self._settle(pull, MissReason.TIMED_OUT, f"nothing within {self._deadline_s:g} s")
+        return False
+
+    def looked_up(self, request: str) -> None:
+        """The request has seen its blocks; what it wants it pins by itself now."""
+        pins = self._pins.pop(request, b"")
+        if pins:
+            self._ledger.unpin_many(pins)
+            self._claimed -= len(pins) // SLOT_BYTES
+
+    def adopted(self, request: str, key: bytes) -> bool:
+        """Whether `key` came to this engine by the pull of this very request."""
+        keys = self._adopted_keys.get(request)
+        if isinstance(keys, bytes):
+            # Split only when asked: most requests are never asked about twice.
+            size = self._ledger.key_size
+            keys = frozenset(keys[at : at + size] for at in range(0, len(keys), size))
+            self._adopted_keys[request] = keys
+        return keys is not None and key in keys
+
+    def finished(self, request: str) -> None:
+        """The request is over, wherever its pull is."""
+        self.looked_up(request)
+        self._adopted_keys.pop(request, None)
+        pull = self._by_request.pop(request, None)
+        if pull is None or pull.settled:
+            return
+        self._settle(pull, MissReason.ABORTED, "the request ended")
+        link = self._supervisor.link
+        if pull.number in self._open and link is not None and link.generation == pull.generation:
+            # A full ring only means that the pull runs to its end for nothing.
+            link.to_control.push(self._encode(CancelPull(pull.number)))
+
+    # --- for the manager -------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Take what the helpers have announced. Adopts, frees, never allocates."""
+        while self._supervisor.dead:
+            self._end_generation(self._supervisor.dead.popleft())
+        link = self._supervisor.link
+        if link is None:
+            return
+        for _ in range(RECORDS_PER_CALL):
+            try:
+                record = link.from_control.pop()
+            except SegmentRefused as error:
+                log.error("mpkv: the control plane wrote an impossible record: %s", error)
+                self._supervisor.distrust(link.generation)
+                return
+            if record is None:
+                return
+            self._take(link, record)
+
+    def start_waiting(self) -> None:
+        """Send the pulls that wait their turn, in order, as far as there is room."""
+        while self._waiting:
+            pull = self._waiting[0]
+            if not pull.settled:
+                self.pending(pull.request)
+            if pull.settled:
+                self._waiting.popleft()
+                continue
+            if self._claimed + pull.count > self._claimable:
+                return
+            allocated = self._ledger.allocate(pull.count, LANDING)
+            if allocated is None:
+                return
+            self._waiting.popleft()
+            pull.slots, evicted = allocated
+            self._claimed += pull.count
+            if evicted:
+                self._on_change(b"", evicted)
+            self._send(pull)
+
+    def cache_reset(self) -> None:
+        """What open pulls bring is of the old content; `Pulled` is refused by epoch."""
+        for request in list(self._pins):
+            self.looked_up(request)
+        self._adopted_keys.clear()
+        for pull in [*self._open.values(), *self._waiting]:
+            if not pull.settled:
+                self._settle(pull, MissReason.CACHE_RESET, "the cache was reset")
+
+    def idle(self) -> bool:
+        return not (self._open or self._held or self._waiting)
+
+    # --- one pull --------------------------------------------------------------------
+
+    def _slots_of(self, group: KeyGroup) -> int:
+        keys = len(group.keys) // self._ledger.key_size
+        return min(keys, group.window) if group.window else keys
+
+    def _fit(self, groups: tuple[KeyGroup, ...]) -> tuple[KeyGroup, ...]:
+        """Cut a single full-attention group to what may be claimed: a prefix serves."""
+        if len(groups) != 1 or groups[0].window:
+            return groups
+        group = groups[0]
+        limit = self._claimable * self._ledger.key_size
+        if len(group.keys) <= limit:
+            return groups
+        return (KeyGroup(group.keys[:limit], group.tokens_per_key, 0),)
+
+    def _send(self, pull: _OpenPull) -> None:
+        link = self._supervisor.link
+        if link is None:
+            self._release(pull)
+            self._settle(pull, MissReason.HELPERS_DOWN, "the helpers are not running")
+            return
+        message = Pull(
+            pull.number,
+            pull.request,
+            pull.peer,
+            pull.groups,
+            pull.slots,
+            pull.epoch,
+            pull.started,
+            pull.deadline,
+        )
+        pull.generation = link.generation
+        record = self._encode(message)
+        if len(record) > link.max_record or not link.to_control.push(record):
+            self._release(pull)
+            self._settle(pull, MissReason.QUEUE_FULL, "the ring to the control plane is full")
+            return
+        self._open[pull.number] = pull
+        self._trace("pull_started", pull=pull.number, request=pull.request, peer=pull.peer)
+
+    def _settle(self, pull: _OpenPull, reason: MissReason, detail: str) -> None:
+        """Answer the request with a miss; its slots are a matter of their own."""
+        pull.settled = True
+        self._meter.missed(pull.peer, reason, detail)
+        self._meter.lookup_ended(time.monotonic() - pull.started)
+        self._trace("pull_missed", pull=pull.number, request=pull.request, reason=reason.value)
+
+    def _release(self, pull: _OpenPull) -> None:
+        self._ledger.free(pull.slots)
+        self._claimed -= len(pull.slots) // SLOT_BYTES
+        pull.slots = b""
+
+    def _end_generation(self, generation: int) -> None:
+        """Its processes are reaped: no READ of theirs can write any more."""
+        for book in (self._open, self._held):
+            for pull in [p for p in book.values() if p.generation == generation]:
+                del book[pull.number]
+                self._release(pull)
+                if not pull.settled:
+                    self._settle(pull, MissReason.HELPERS_DOWN, "the helpers died")
+
+    # --- records of the control plane ------------------------------------------------
+
+    def _take(self, link: Link, record: bytes) -> None:
+        try:
+            message = self._decode(record)
+        except msgspec.MsgspecError as error:
+            log.error("mpkv: a record of the control plane cannot be read (%s); dropped", error)
+            return
+        if isinstance(message, SlotsReturned):
+            held = self._held.get(message.pull)
+            if held is not None and held.generation == link.generation:
+                del self._held[message.pull]
+                self._release(held)
+            return
+        pull = self._open.get(message.pull)
+        if pull is None or pull.generation != link.generation:
+            log.debug("mpkv: a record for pull %s, which is not open; dropped", message.pull)
+            return
+        del self._open[pull.number]
+        if isinstance(message, Pulled):
+            self._adopt(pull, message)
+        else:
+            self._fail(pull, message)
+
+    def _fail(self, pull: _OpenPull, message: PullFailed) -> None:
+        if message.slots_held:
+            self._held[pull.number] = pull
+        else:
+            self._release(pull)
+        if not pull.settled:
+            self._settle(pull, message.reason, message.detail)
+
+    def _adopt(self, pull: _OpenPull, message: Pulled) -> None:
+        if pull.epoch != self._ledger.epoch:
+            self._release(pull)
+            return
+        keys = self._keys_at(pull, message.indexes)
+        used = len(message.slots)
+        if (
+            keys is None
+            or len(keys) // self._ledger.key_size != used // SLOT_BYTES
+            or message.slots != pull.slots[:used]
+        ):
+            self._release(pull)
+            log.error("mpkv: pull %s names keys or slots it was not given", pull.number)
+            if not pull.settled:
+                self._settle(pull, MissReason.TRANSFER_FAILED, "its result is malformed")
+            return
+        self._publish(pull, message.slots, keys)
+        self._meter.pulled(
+            pull.peer,
+            used // SLOT_BYTES,
+            message.granted - pull.started,
+            message.confirmed - pull.started,
+        )
+        if not pull.settled:
+            pull.settled = True
+            self._meter.lookup_ended(time.monotonic() - pull.started)
+            self._adopted_keys[pull.request] = keys
+        self._trace(
+            "pull_adopted",
+            pull=pull.number,
+            request=pull.request,
+            blocks=used // SLOT_BYTES,
+            started=pull.started,
+            granted=message.granted,
+            read=message.read,
+            confirmed=message.confirmed,
+        )
+
+    def _publish(self, pull: _OpenPull, slots: bytes, keys: bytes) -> None:
+        """Make the blocks READY, pinned while the request has not looked yet."""
+        pin = not pull.settled
+        results = self._ledger.publish(slots, keys, pin)
+        unused = pull.slots[len(slots) :]
+        if unused:
+            self._ledger.free(unused)
+        self._claimed -= len(pull.slots) // SLOT_BYTES
+        pull.slots = b""
+        published, stored = slots, keys
+        if any(results):
+            size = self._ledger.key_size
+            good = [i for i, result in enumerate(results) if result == PUBLISHED]
+            published = b"".join(slots[i * SLOT_BYTES : (i + 1) * SLOT_BYTES] for i in good)
+            stored = b"".join(keys[i * size : (i + 1) * size] for i in good)
+        if pin:
+            self._pins[pull.request] = published
+            self._claimed += len(published) // SLOT_BYTES
+        if stored:
+            self._on_change(stored, b"")
+
+    def _keys_at(self, pull: _OpenPull, packed: bytes) -> bytes | None:
+        """The keys at packed indexes; None if an index is out of range."""
+        if len(packed) % 4:
+            return None
+        size = self._ledger.key_size
+        total = len(pull.keys) // size
+        indexes = array.array("I", packed)
+        if len(indexes) <= total and all(map(int.__eq__, indexes, range(len(indexes)))):
+            return pull.keys[: len(indexes) * size]
+        if len(indexes) > total or max(indexes) >= total:
+            return None
+        return b"".join(pull.keys[i * size : (i + 1) * size] for i in indexes)

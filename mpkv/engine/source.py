@@ -1,0 +1,38 @@
+"""Which peer a request names as the source of its KV cache."""
+
+import logging
+from typing import Any
+
+log = logging.getLogger("mpkv.engine")
+
+LONGEST_HOST = 253
+
+
+def parse_source(params: dict[str, Any] | None) -> str | None:
+    """Return `host:port` from `kv_transfer_params.remote_kv_source`, None if not asked.
+
+    The field is vLLM's own: `{kv_request_id, remote_host, remote_port}`; mpkv has no use
+    for `kv_request_id`. What comes with a request is untrusted: anything malformed is
+    no source, and said in the log.
+    """
+    if not params or "remote_kv_source" not in params:
+        return None
+    named = params["remote_kv_source"]
+    host = named.get("remote_host") if isinstance(named, dict) else None
+    port = named.get("remote_port") if isinstance(named, dict) else None
+    if isinstance(port, str) and port.isascii() and port.isdigit():
+        port = int(port)
+    if (
+        not isinstance(host, str)
+        or not 0 < len(host) <= LONGEST_HOST
+        or not all(c.isascii() and (c.isalnum() or c in ".-_:[]") for c in host)
+        or type(port) is not int
+        or not 0 < port < 65536
+    ):
+        log.warning(
+            "mpkv: kv_transfer_params.remote_kv_source needs remote_host (a name or address) "
+            "and remote_port (1-65535), found %.200r; the request computes locally",
+            named,
+        )
+        return None
+    return f"{host}:{port}"

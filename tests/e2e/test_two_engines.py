@@ -1,0 +1,175 @@
+"""Two real engines, one pulling from the other, as their users see them.
+
+The tests share one pair and run in order; each leaves both engines serving.
+"""
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.e2e.conftest import BLOCK, PROMPTS, LongPrefills
+from tests.e2e.servers import Answer, Fleet, Server
+
+Pair = tuple[Server, Server]
+Expected = dict[str, list[int]]
+
+
+def pulled(server: Server, peer: Server) -> float:
+    return server.metric("mpkv:pulled_blocks_total", peer=f"127.0.0.1:{peer.plan.port}")
+
+
+def misses(server: Server, reason: str) -> float:
+    return server.metric("mpkv:pull_misses_total", reason=reason)
+
+
+def from_peers(server: Server) -> float:
+    return server.metric("vllm:prompt_tokens_cached_by_source_total", source="p2p")
+
+
+@pytest.fixture(autouse=True)
+def nothing_held(pair: Pair) -> Iterator[None]:
+    """After each test: no pin, no slot in flight, on either engine."""
+    yield
+    for server in pair:
+        if not server.processes():
+            continue
+        until = time.monotonic() + 20
+        while True:
+            # Gauges move with steps, and an idle engine takes none.
+            server.complete([65] * 3, max_tokens=2)
+            held = {
+                state: server.metric("mpkv:tier_blocks", state=state)
+                for state in ("landing", "filling", "draining", "control_pins", "engine_pins")
+            }
+            if not any(held.values()):
+                break
+            assert time.monotonic() < until, f"{server.plan.name} still holds {held}"
+            time.sleep(0.2)
+
+
+def test_a_pulled_prompt(pair: Pair, expected: Expected) -> None:
+    a, b = pair
+    assert a.complete(PROMPTS["whole"]).tokens == expected["whole"]
+    blocks, tokens = pulled(b, a), from_peers(b)
+    assert b.complete(PROMPTS["whole"], source=a.plan).tokens == expected["whole"]
+    assert pulled(b, a) - blocks == 32
+    assert from_peers(b) - tokens == 32 * BLOCK
+    assert b.metric("mpkv:lookup_delay_seconds_count") >= 1
+
+
+def test_a_half_known_prompt(pair: Pair, expected: Expected) -> None:
+    a, b = pair
+    assert a.complete(PROMPTS["base"]).tokens == expected["base"]
+    blocks, tokens = pulled(b, a), from_peers(b)
+    assert b.complete(PROMPTS["half"], source=a.plan).tokens == expected["half"]
+    assert pulled(b, a) - blocks == 16
+    assert from_peers(b) - tokens == 16 * BLOCK
+
+
+def test_an_unknown_prompt(pair: Pair, expected: Expected) -> None:
+    a, b = pair
+    before = misses(b, "not_held")
+    assert b.complete(PROMPTS["unknown"], source=a.plan).tokens == expected["unknown"]
+    assert misses(b, "not_held") - before == 1
+
+
+def test_a_busy_source_grants_while_its_step_runs(
+    fleet: Fleet, pair: Pair, expected: Expected
+) -> None:
+    a, b = pair
+    names = ["busy0", "busy1", "busy2"]
+    for name in names:
+        assert a.complete(PROMPTS[name]).tokens == expected[name]
+    blocks = pulled(b, a)
+    with LongPrefills(a):
+        for name in names:
+            answer = b.complete(PROMPTS[name], source=a.plan)
+            assert answer.tokens == expected[name]
+    assert pulled(b, a) - blocks == 3 * 16
+    grants = [event["at"] for event in fleet.events("a-control", "grant")][-3:]
+    scheduled = [
+        event["at"] for event in fleet.events("a-engine", "step_scheduled") if event["tokens"]
+    ]
+    done = [event["at"] for event in fleet.events("a-engine", "step_done")]
+    inside = 0
+    for grant in grants:
+        started = max((at for at in scheduled if at < grant), default=0.0)
+        ended = min((at for at in done if at > started), default=0.0)
+        inside += started < grant < ended
+    assert inside >= 1, "no grant fell into a running step"
+
+
+def test_a_source_that_never_answers(pair: Pair, expected: Expected) -> None:
+    a, b = pair
+    a.complete(PROMPTS["silent"])
+    before = misses(b, "timed_out") + misses(b, "peer_down")
+    stopped = a.kill("mpkv.control", signal.SIGSTOP)
+    try:
+        assert b.complete(PROMPTS["silent"], source=a.plan).tokens == expected["silent"]
+    finally:
+        a.kill("mpkv.control", signal.SIGCONT)
+    assert misses(b, "timed_out") + misses(b, "peer_down") - before == 1
+    assert a.processes("mpkv.control") == stopped, "the source was not to be restarted"
+    _pull_until_it_works(a, b, "after silent", expected)
+
+
+def test_helpers_killed_during_a_pull(pair: Pair, expected: Expected) -> None:
+    a, b = pair
+    a.complete(PROMPTS["helpers"])
+    a.kill("mpkv.control", signal.SIGSTOP)
+    answers: list[Answer] = []
+    try:
+        request = threading.Thread(
+            target=lambda: answers.append(b.complete(PROMPTS["helpers"], source=a.plan))
+        )
+        request.start()
+        _until(lambda: bool(b.metric("vllm:num_requests_waiting")), "the request never waited")
+        killed = b.kill("mpkv.control") + b.kill("mpkv.registration")
+        request.join(timeout=60)
+    finally:
+        a.kill("mpkv.control", signal.SIGCONT)
+    assert [answer.tokens for answer in answers] == [expected["helpers"]]
+    _until(
+        lambda: (
+            len(b.processes("mpkv.control")) == 1
+            and len(b.processes("mpkv.registration")) == 2
+            and not set(b.processes("mpkv.")) & set(killed)
+        ),
+        "the helpers were not replaced",
+    )
+    _pull_until_it_works(a, b, "after helpers", expected)
+
+
+def test_the_source_is_killed_and_restarted(fleet: Fleet, pair: Pair, expected: Expected) -> None:
+    a, b = pair
+    a.complete(PROMPTS["killed"])
+    a.kill_all()
+    assert b.complete(PROMPTS["killed"], source=a.plan).tokens == expected["killed"]
+    again = fleet.launch(fleet.a)
+    again.wait_healthy()
+    _pull_until_it_works(again, b, "restarted", expected)
+
+
+def _until(condition: Callable[[], bool], complaint: str, limit_s: float = 30.0) -> None:
+    until = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < until, complaint
+        time.sleep(0.05)
+
+
+def _pull_until_it_works(source: Server, server: Server, name: str, expected: Expected) -> None:
+    """Pull `name`, in growing prefixes until one is pulled: peers need a moment to
+    find each other again, and every answer on the way must be right."""
+    tokens = PROMPTS[name]
+    assert source.complete(tokens).tokens == expected[name]
+    before = pulled(server, source)
+    for blocks in range(1, 8):
+        server.complete(tokens[: blocks * BLOCK + 1], source=source.plan, max_tokens=1)
+        if pulled(server, source) > before:
+            break
+        time.sleep(0.5)
+    assert server.complete(tokens, source=source.plan).tokens == expected[name]
+    assert pulled(server, source) > before, "pulls did not come back"

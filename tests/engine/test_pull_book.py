@@ -1,0 +1,311 @@
+"""What the scheduler's side of a pull believes, on real rings and a real ledger.
+
+The control plane is played by the test, which is the point: it says what a dead or a
+broken one would say.
+"""
+
+import mmap
+import struct
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from mpkv.engine.pulls import PullBook
+from mpkv.engine.supervisor import Link
+from mpkv.memory import FILLING, Consumer, Ledger, Producer, Ring
+from mpkv.messages import (
+    CancelPull,
+    KeyGroup,
+    MissReason,
+    Pull,
+    Pulled,
+    PullFailed,
+    SlotsReturned,
+    ToControl,
+)
+from tests.support.standin import KEY_SIZE, RecordingMeter, make_keys
+
+BLOCKS = 64
+
+
+class PlayedSupervisor:
+    """Rings to a control plane that the test plays, and a way to declare it dead."""
+
+    def __init__(self) -> None:
+        self.link: Link | None = None
+        self.dead: deque[int] = deque()
+        self.distrusted: list[int] = []
+        self._generation = 0
+        self.next_generation()
+
+    def next_generation(self) -> None:
+        if self._generation:
+            self.dead.append(self._generation)
+        self._generation += 1
+        self._rings = Ring.create(1 << 20, "to-control"), Ring.create(1 << 20, "to-engine")
+        self.pulls: Consumer = self._rings[0].consumer(-1)
+        self.answers: Producer = self._rings[1].producer(-1)
+        self.link = Link(
+            self._generation,
+            self._rings[0].producer(-1),
+            self._rings[1].consumer(-1),
+            self._rings[0].max_record,
+        )
+
+    def distrust(self, generation: int) -> None:
+        self.distrusted.append(generation)
+
+    def overwrite_answers(self) -> None:
+        """Make the newest record claim an impossible length."""
+        assert self.answers.push(b"x" * 16)
+        with mmap.mmap(self._rings[1].fd, 0) as ring:
+            at = ring.find(b"x" * 16)
+            ring[at - 8 : at] = b"\xff" * 8
+
+    def next_pull(self) -> Pull:
+        record = self.pulls.pop()
+        assert record is not None
+        pull = msgspec.msgpack.decode(record, type=ToControl)
+        assert isinstance(pull, Pull)
+        return pull
+
+    def say(self, message: msgspec.Struct) -> None:
+        assert self.answers.push(msgspec.msgpack.encode(message))
+
+    def say_pulled(self, pull: Pull, count: int) -> None:
+        indexes = struct.pack(f"={count}I", *range(count))
+        now = pull.started
+        self.say(Pulled(pull.pull, indexes, pull.slots[: 8 * count], now, now, now))
+
+
+class Book:
+    def __init__(self, deadline_s: float = 60.0) -> None:
+        self.ledger = Ledger.create(BLOCKS, KEY_SIZE)
+        self.supervisor = PlayedSupervisor()
+        self.meter = RecordingMeter()
+        self.changes: list[tuple[bytes, bytes]] = []
+        self.pulls = PullBook(
+            self.ledger,
+            self.supervisor,  # type: ignore[arg-type]
+            self.meter,
+            deadline_s,
+            lambda event, **fields: None,
+            lambda stored, evicted: self.changes.append((stored, evicted)),
+        )
+
+    def start(self, request: str, keys: list[bytes]) -> None:
+        self.pulls.start(request, "peer:1", (KeyGroup(b"".join(keys), 16, 0),))
+
+    def hits(self, keys: list[bytes]) -> int:
+        return sum(self.ledger.find(key) >= 0 for key in keys)
+
+
+@pytest.fixture
+def book() -> Book:
+    return Book()
+
+
+def test_a_pulled_prefix_is_adopted_and_pinned_until_it_is_looked_up(book: Book) -> None:
+    keys = make_keys("k", 10)
+    book.start("r", keys)
+    assert book.pulls.pending("r")
+    book.supervisor.say_pulled(book.supervisor.next_pull(), 7)
+    book.pulls.drain()
+    assert not book.pulls.pending("r")
+    assert [book.ledger.find(key) >= 0 for key in keys] == [True] * 7 + [False] * 3
+    assert book.ledger.counts()["engine_pins"] == 7
+    assert book.pulls.adopted("r", keys[6])
+    assert not book.pulls.adopted("r", keys[7])
+    assert not book.pulls.adopted("another", keys[0])
+    book.pulls.looked_up("r")
+    counts = book.ledger.counts()
+    assert (counts["engine_pins"], counts["landing"], counts["free"]) == (0, 0, BLOCKS - 7)
+    assert book.changes == [(b"".join(keys[:7]), b"")]
+
+
+def test_an_announcement_of_a_dead_generation_is_not_believed(book: Book) -> None:
+    """Its slots are another pull's by the time the old record would be read."""
+    old, new = make_keys("old", 8), make_keys("new", 8)
+    book.start("r1", old)
+    old_pull = book.supervisor.next_pull()
+    book.supervisor.say_pulled(old_pull, 8)
+    book.supervisor.next_generation()
+    book.pulls.drain()
+    assert book.meter.misses == {MissReason.HELPERS_DOWN: 1}
+    book.start("r2", new)
+    new_pull = book.supervisor.next_pull()
+    # The same words on the new ring are no better: that pull is over.
+    book.supervisor.say_pulled(old_pull, 8)
+    book.pulls.drain()
+    assert book.hits(old + new) == 0
+    book.supervisor.say_pulled(new_pull, 8)
+    book.pulls.drain()
+    assert (book.hits(old), book.hits(new)) == (0, 8)
+
+
+def test_slots_of_a_read_that_may_still_write_are_not_used(book: Book) -> None:
+    book.start("r", make_keys("k", 10))
+    pull = book.supervisor.next_pull()
+    book.supervisor.say(PullFailed(pull.pull, MissReason.TIMED_OUT, "late", True))
+    book.pulls.drain()
+    assert not book.pulls.pending("r")
+    assert book.ledger.counts()["landing"] == 10
+    assert not book.pulls.idle()
+    book.supervisor.say(SlotsReturned(pull.pull))
+    book.pulls.drain()
+    assert book.ledger.counts()["free"] == BLOCKS
+    assert book.pulls.idle()
+
+
+def test_held_slots_return_with_the_end_of_their_generation(book: Book) -> None:
+    book.start("r", make_keys("k", 10))
+    pull = book.supervisor.next_pull()
+    book.supervisor.say(PullFailed(pull.pull, MissReason.TIMED_OUT, "late", True))
+    book.pulls.drain()
+    book.supervisor.next_generation()
+    book.pulls.drain()
+    assert book.ledger.counts()["free"] == BLOCKS
+
+
+@pytest.mark.parametrize(
+    ("indexes", "slots"),
+    [
+        (lambda pull: struct.pack("=2I", 0, 99), lambda pull: pull.slots[:16]),
+        (lambda pull: struct.pack("=2I", 0, 1), lambda pull: pull.slots[:8]),
+        (lambda pull: struct.pack("=2I", 0, 1), lambda pull: pull.slots[8:24]),
+        (lambda pull: struct.pack("=2I", 0, 1), lambda pull: struct.pack("=2Q", 5, 6)),
+        (lambda pull: b"\0\0\0", lambda pull: pull.slots[:8]),
+        (lambda pull: bytes(4 * 11), lambda pull: pull.slots + pull.slots[:8]),
+    ],
+)
+def test_a_result_that_names_what_it_was_not_given(
+    book: Book, indexes: Callable[[Pull], bytes], slots: Callable[[Pull], bytes]
+) -> None:
+    keys = make_keys("k", 10)
+    book.start("r", keys)
+    pull = book.supervisor.next_pull()
+    now = pull.started
+    book.supervisor.say(Pulled(pull.pull, indexes(pull), slots(pull), now, now, now))
+    book.pulls.drain()
+    assert book.hits(keys) == 0
+    assert book.meter.misses == {MissReason.TRANSFER_FAILED: 1}
+    assert book.ledger.counts()["free"] == BLOCKS
+
+
+def test_what_is_no_record_at_all_is_dropped(book: Book) -> None:
+    book.start("r", make_keys("k", 3))
+    assert book.supervisor.answers.push(b"\xc1 no msgpack")
+    book.supervisor.say_pulled(book.supervisor.next_pull(), 3)
+    book.pulls.drain()
+    assert book.hits(make_keys("k", 3)) == 3
+
+
+def test_a_pull_of_old_content_is_never_adopted(book: Book) -> None:
+    keys = make_keys("k", 4)
+    book.start("r", keys)
+    pull = book.supervisor.next_pull()
+    book.ledger.set_epoch(book.ledger.epoch + 1)
+    book.pulls.cache_reset()
+    assert not book.pulls.pending("r")
+    book.supervisor.say_pulled(pull, 4)
+    book.pulls.drain()
+    assert book.hits(keys) == 0
+    assert book.ledger.counts()["free"] == BLOCKS
+    assert book.meter.misses == {MissReason.CACHE_RESET: 1}
+
+
+def test_a_key_that_is_here_by_now_gives_its_slot_back(book: Book) -> None:
+    keys = make_keys("k", 4)
+    book.start("r", keys)
+    allocated = book.ledger.allocate(2, FILLING)
+    assert allocated is not None
+    assert book.ledger.publish(allocated[0], b"".join(keys[:2]), False) == b"\0\0"
+    book.supervisor.say_pulled(book.supervisor.next_pull(), 4)
+    book.pulls.drain()
+    assert book.hits(keys) == 4
+    counts = book.ledger.counts()
+    assert (counts["ready"], counts["landing"], counts["engine_pins"]) == (4, 0, 2)
+    book.pulls.finished("r")
+    assert book.ledger.counts()["engine_pins"] == 0
+
+
+def test_the_request_gives_up_at_its_deadline_whatever_the_helpers_do() -> None:
+    book = Book(deadline_s=0.0)
+    keys = make_keys("k", 4)
+    book.start("r", keys)
+    assert not book.pulls.pending("r")
+    assert book.meter.misses == {MissReason.TIMED_OUT: 1}
+    assert "nothing within 0 s" in book.meter.details[0]
+
+
+def test_a_finished_request_cancels_its_pull(book: Book) -> None:
+    book.start("r", make_keys("k", 4))
+    pull = book.supervisor.next_pull()
+    book.pulls.finished("r")
+    record = book.supervisor.pulls.pop()
+    assert record is not None
+    assert msgspec.msgpack.decode(record, type=ToControl) == CancelPull(pull.pull)
+    book.supervisor.say(PullFailed(pull.pull, MissReason.ABORTED, "cancelled", False))
+    book.pulls.drain()
+    assert book.meter.misses == {MissReason.ABORTED: 1}
+    assert book.ledger.counts()["free"] == BLOCKS
+
+
+def test_forty_requests_share_a_quarter_of_the_tier_in_order(book: Book) -> None:
+    """None evicts what another has pulled and not used; each gets its turn."""
+    prompts = [make_keys(f"prompt {i}", 8) for i in range(40)]
+    for i, keys in enumerate(prompts):
+        book.start(f"r{i}", keys)
+    for i, keys in enumerate(prompts):
+        assert book.pulls.pending(f"r{i}")
+        pull = book.supervisor.next_pull()
+        assert pull.request == f"r{i}"
+        book.supervisor.say_pulled(pull, 8)
+        book.pulls.drain()
+        assert book.ledger.counts()["landing"] + book.ledger.counts()["engine_pins"] <= BLOCKS // 4
+        assert book.hits(keys) == 8
+        book.pulls.looked_up(f"r{i}")
+        book.pulls.start_waiting()
+    assert not book.meter.misses
+
+
+def test_a_pull_larger_than_its_share_is_cut_to_a_prefix(book: Book) -> None:
+    keys = make_keys("long", 50)
+    book.start("r", keys)
+    pull = book.supervisor.next_pull()
+    assert pull.groups[0].keys == b"".join(keys[: BLOCKS // 4])
+    assert len(pull.slots) == 8 * (BLOCKS // 4)
+
+
+def test_without_helpers_a_pull_is_a_miss_at_once(book: Book) -> None:
+    book.supervisor.link = None
+    book.start("r", make_keys("k", 4))
+    assert not book.pulls.pending("r")
+    assert book.meter.misses == {MissReason.HELPERS_DOWN: 1}
+    assert book.ledger.counts()["free"] == BLOCKS
+
+
+def test_a_full_ring_is_a_miss(book: Book) -> None:
+    assert book.supervisor.link is not None
+    for size in (4000, 40):
+        while book.supervisor.link.to_control.push(bytes(size)):
+            pass
+    book.start("r", make_keys("k", 14))
+    assert not book.pulls.pending("r")
+    assert book.meter.misses == {MissReason.QUEUE_FULL: 1}
+    assert book.ledger.counts()["free"] == BLOCKS
+
+
+def test_an_impossible_ring_ends_its_generation(book: Book) -> None:
+    """Whoever wrote it cannot be trusted with anything else either."""
+    keys = make_keys("k", 4)
+    book.start("r", keys)
+    book.supervisor.overwrite_answers()
+    book.pulls.drain()
+    assert book.supervisor.distrusted == [1]
+    book.supervisor.next_generation()
+    book.pulls.drain()
+    assert book.meter.misses == {MissReason.HELPERS_DOWN: 1}
+    assert book.ledger.counts()["free"] == BLOCKS

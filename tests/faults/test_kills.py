@@ -1,0 +1,141 @@
+"""kill -9 of every process, at every point of a pull, and what recovers."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mpkv.messages import MissReason
+from tests.faults.conftest import MakeStandIn
+from tests.support.leftovers import Leftovers
+from tests.support.standin import StandIn, make_keys
+
+Pair = tuple[StandIn, StandIn]
+
+
+@pytest.mark.parametrize("name", ["control", "target", "initiator"])
+@pytest.mark.parametrize("side", ["source", "destination"])
+def test_a_killed_helper_comes_back(pair: Pair, side: str, name: str) -> None:
+    source, destination = pair
+    keys, later = make_keys("before", 6), make_keys("after", 6)
+    source.store(keys + later)
+    assert destination.pull("r1", source.address, keys) == [True] * 6
+    victim = source if side == "source" else destination
+    old = victim.helper(name)
+    old.signal(signal.SIGKILL)
+    destination.pull_until(source, later)
+    assert victim.helper(name).pid != old.pid
+    destination.wait_idle()
+    assert destination.clean()
+    source.wait_clean()
+
+
+def test_the_target_survives_its_initiator(standin: MakeStandIn) -> None:
+    engine = standin("engine")
+    target, initiator = engine.helper("target"), engine.helper("initiator")
+    initiator.signal(signal.SIGKILL)
+    _until(lambda: engine.helper("initiator").pid != initiator.pid)
+    assert engine.helper("target").pid == target.pid
+
+
+def test_kills_at_random_points_never_give_wrong_bytes(standin: MakeStandIn) -> None:
+    """Twenty rounds of pulls with one helper killed somewhere in each."""
+    source = standin("source", blocks=512, block_bytes=65536)
+    destination = standin("destination", blocks=512, block_bytes=65536, deadline_s=3.0)
+    generator = random.Random(20)
+    for turn in range(20):
+        keys = make_keys(f"turn {turn}", 100)
+        source.store(keys)
+        destination.start_pull(f"r{turn}", source.address, keys)
+        until = time.monotonic() + generator.uniform(0, 0.03)
+        while time.monotonic() < until:
+            destination.step()
+        victim = generator.choice((source, destination))
+        victim.helper(generator.choice(("control", "target", "initiator"))).signal(signal.SIGKILL)
+        destination.wait(f"r{turn}")
+        for key in keys:
+            destination.holds(key)
+        destination.pulls.finished(f"r{turn}")
+    destination.wait_idle()
+    assert destination.clean()
+    source.wait_clean()
+    destination.pull_until(source, make_keys("turn 19", 100)[:5])
+
+
+def test_a_read_that_outlives_its_source(standin: MakeStandIn, tmp_path: Path) -> None:
+    """On one host a READ of a dead process's memory goes on and reports success. The
+    source's helpers are killed while it runs and its memory is rewritten at once."""
+    size = 1 << 20
+    source = standin("source", blocks=700, block_bytes=size)
+    destination = standin("destination", blocks=2800, block_bytes=size, trace_dir=str(tmp_path))
+    warm = make_keys("warm", 2)
+    source.store(warm)
+    destination.pull_until(source, warm)
+    keys = make_keys("large", 690)
+    source.store(keys)
+    control, target = source.helper("control"), source.helper("target")
+    destination.start_pull("r", source.address, keys)
+    _until(lambda: _traced(tmp_path, "read_posted") == 2)
+    control.signal(signal.SIGKILL)
+    target.signal(signal.SIGKILL)
+    # What an engine does that hears of the death: pins are void, memory is reused.
+    source.tier[:] = bytes(len(source.tier))
+    destination.wait("r")
+    assert [destination.holds(key) for key in keys] == [False] * len(keys)
+    assert sum(destination.meter.misses.values()) == 1
+    destination.pulls.finished("r")
+    destination.wait_idle()
+    assert destination.clean()
+
+
+def test_the_engine_is_killed() -> None:
+    """Nothing of ours is left two seconds after the engine is gone."""
+    before = Leftovers.now()
+    program = (
+        "import sys, time\n"
+        "from tests.support.standin import StandIn\n"
+        "with StandIn('engine') as engine:\n"
+        "    engine.helper('initiator')\n"
+        "    print('up', flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    engine = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=dict(os.environ)
+    )
+    assert engine.stdout is not None
+    assert engine.stdout.readline() == "up\n"
+    assert len(before.new(within_s=0)) == 3
+    engine.kill()
+    engine.wait(10)
+    engine.stdout.close()
+    assert before.new(within_s=2.0) == []
+
+
+def test_shutdown_is_harmless_twice(standin: MakeStandIn) -> None:
+    engine = standin("engine")
+    helpers = [engine.helper(name) for name in ("control", "target", "initiator")]
+    engine.supervisor.shutdown()
+    engine.supervisor.shutdown()
+    for helper in helpers:
+        assert not os.path.exists(f"/proc/{helper.pid}")
+    assert engine.pull("r", "127.0.0.1:1", make_keys("off", 3)) == [False] * 3
+    assert engine.meter.misses == {MissReason.HELPERS_DOWN: 1}
+    assert engine.clean()
+
+
+def _traced(folder: Path, event: str) -> int:
+    text = "".join(path.read_text() for path in folder.glob("*.jsonl"))
+    return text.count(f'"event": "{event}"')
+
+
+def _until(condition: Callable[[], bool], limit_s: float = 20.0) -> None:
+    until = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.002)

@@ -1,0 +1,48 @@
+"""What a test could leave on the machine: files in /dev/shm and helper processes."""
+
+import os
+import time
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Leftovers:
+    shared: frozenset[str]
+    helpers: frozenset[int]
+
+    @classmethod
+    def now(cls) -> "Leftovers":
+        return cls(_shared_files(), _helpers())
+
+    def new(self, within_s: float = 5.0) -> list[str]:
+        """What is there now and was not before; helpers get `within_s` to leave."""
+        until = time.monotonic() + within_s
+        while True:
+            found = [f"/dev/shm/{name}" for name in sorted(_shared_files() - self.shared)]
+            found += [f"process {pid}" for pid in sorted(_helpers() - self.helpers)]
+            if not found or time.monotonic() > until:
+                return found
+            time.sleep(0.05)
+
+
+def _shared_files() -> frozenset[str]:
+    return frozenset(
+        name for name in os.listdir("/dev/shm") if "mpkv" in name or "vllm_offload" in name
+    )
+
+
+def _helpers() -> frozenset[int]:
+    found = set()
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            with open(f"/proc/{entry}/cmdline") as file:
+                command = file.read()
+            with open(f"/proc/{entry}/stat") as file:
+                state = file.read().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if state != "Z" and ("mpkv.control" in command or "mpkv.registration" in command):
+            found.add(int(entry))
+    return frozenset(found)
