@@ -1,0 +1,87 @@
+"""`mpkv render` prints a command that a shell, mpkv and vLLM all read as meant."""
+
+import json
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpkv.config import load_cluster
+from mpkv.settings import decode_settings
+from tests.cli.command import GOOD, REPOSITORY, run_mpkv, write_config
+
+SHIPPED = [
+    ("configs/local.toml", "a"),
+    ("configs/local.toml", "b"),
+    ("configs/two-node-h200.toml", "prefill-0"),
+    ("configs/two-node-h200.toml", "prefill-1"),
+]
+
+
+def rendered(config: str, *args: str) -> list[str]:
+    done = run_mpkv("render", config, *args)
+    assert done.returncode == 0, done.stderr
+    return shlex.split(done.stdout.replace("\\\n", ""))
+
+
+def transfer_config(words: list[str]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(words[words.index("--kv-transfer-config") + 1])
+    return found
+
+
+@pytest.mark.parametrize(("config", "node"), SHIPPED)
+def test_shipped_files_round_trip(config: str, node: str) -> None:
+    from vllm.config import KVTransferConfig
+
+    words = rendered(config, "--node", node)
+    transfer = transfer_config(words)
+    cluster = load_cluster(str(REPOSITORY / config))
+    for_vllm = KVTransferConfig(**transfer)
+    assert for_vllm.is_kv_transfer_instance
+    assert for_vllm.is_kv_producer
+    assert for_vllm.is_kv_consumer
+    assert for_vllm.kv_connector_module_path == "mpkv.engine.connector"
+    extra = for_vllm.kv_connector_extra_config
+    assert extra["cpu_bytes_to_use"] == cluster.tier.size_bytes
+    assert decode_settings(extra["mpkv"]) == cluster.engine_settings(cluster.node(node))
+
+
+def test_the_big_cluster_runs_eight_ranks_with_64_gib_each() -> None:
+    words = rendered("configs/two-node-h200.toml", "--node", "prefill-0")
+    assert words[words.index("--data-parallel-size") + 1] == "8"
+    transfer = transfer_config(words)
+    assert transfer["kv_connector_extra_config"]["cpu_bytes_to_use"] == 64 << 30
+    assert transfer["kv_connector_extra_config"]["mpkv"]["peers"] == [
+        {"name": "prefill-1", "host": "10.0.0.11", "port": 7710, "ranks": 8}
+    ]
+
+
+def test_the_shell_reads_awkward_arguments_unchanged(tmp_path: Path) -> None:
+    awkward = "a 'quoted' $HOME \"thing\"; \\ \n*"
+    config = write_config(tmp_path, GOOD)
+    text = run_mpkv("render", config, "--", "--served-model-name", awkward).stdout
+    # The program is replaced by one that prints its arguments; the rest is what was rendered.
+    printing = text.replace("vllm.entrypoints.cli.main", "tests.cli.print_arguments", 1)
+    done = subprocess.run(
+        ["sh", "-c", printing], capture_output=True, text=True, timeout=30, cwd=REPOSITORY
+    )
+    told = json.loads(done.stdout)
+    assert told["argv"][-2:] == ["--served-model-name", awkward]
+    assert told["argv"][:2] == ["serve", "some/model"]
+    assert told["hash_seed"] == "0"
+
+
+def test_traces_go_where_asked(tmp_path: Path) -> None:
+    config = write_config(tmp_path, GOOD)
+    words = rendered(config, "--trace-dir", "traces")
+    settings = transfer_config(words)["kv_connector_extra_config"]["mpkv"]
+    assert settings["trace_dir"] == str(REPOSITORY / "traces")
+
+
+def test_a_revision_reaches_vllm_and_the_peers(tmp_path: Path) -> None:
+    config = write_config(tmp_path, GOOD.replace("[tier]", 'revision = "abc"\n[tier]'))
+    words = rendered(config)
+    assert words[words.index("--revision") + 1] == "abc"
+    assert transfer_config(words)["kv_connector_extra_config"]["mpkv"]["revision"] == "abc"
