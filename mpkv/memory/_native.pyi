@@ -12,6 +12,7 @@ MISS: int
 MISS_SLOT: int
 PINS_MAX: int
 COUNTERS_PER_ROLE: int
+LAYOUT: dict[str, int]
 
 def block_ids(slots: Buffer, /) -> bytes:
     """The block ids (u32) of slots (u64), both packed."""

@@ -57,7 +57,8 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
         "records_dropped",
     ),
 }
-_ROLES: Final = tuple(NAMES)
+_ROLES: Final = list(NAMES)
+assert all(len(names) <= _native.COUNTERS_PER_ROLE for names in NAMES.values())
 
 NAMES_DIGEST: Final = zlib.crc32(repr(NAMES).encode())
 
@@ -70,8 +71,8 @@ class Counters:
     def __init__(self, ledger: _native.LedgerCore, role: str) -> None:
         self._ledger = ledger
         self._add = ledger.counter_add
-        self._role = _ROLES.index(role)
         self._positions = {name: position for position, name in enumerate(NAMES[role])}
+        self._role = _ROLES.index(role)
 
     def add(self, name: str, n: int = 1) -> None:
         """Add `n`, not negative. An unknown name is a KeyError."""

@@ -1,5 +1,5 @@
-/* The Python object of a ledger; its methods are in bind_ledger.c and, for the engine
- * alone, in bind_engine.c. */
+/* The Python object of a ledger. What any process may do with blocks is in bind_table.c,
+ * what only the engine may do in bind_engine.c, the rest in bind_ledger.c. */
 #ifndef MPKV_BIND_LEDGER_H
 #define MPKV_BIND_LEDGER_H
 
@@ -22,6 +22,15 @@ bool ledger_is_open(const struct ledger_object *self);
 /* Around the part of a call that runs without the GIL. */
 PyThreadState *begin_call(struct ledger_object *self);
 void end_call(struct ledger_object *self, PyThreadState *thread);
+
+PyObject *ledger_find(PyObject *object, PyObject *key);
+PyObject *ledger_lookup_prefix(PyObject *object, PyObject *keys);
+PyObject *ledger_contains_many(PyObject *object, PyObject *keys);
+PyObject *ledger_pin_many(PyObject *object, PyObject *keys);
+PyObject *ledger_pin_prefix(PyObject *object, PyObject *keys);
+PyObject *ledger_unpin_many(PyObject *object, PyObject *slots);
+PyObject *ledger_touch_many(PyObject *object, PyObject *keys);
+PyObject *ledger_counts(PyObject *object, PyObject *unused);
 
 PyObject *ledger_allocate(PyObject *object, PyObject *arguments, PyObject *keywords);
 PyObject *ledger_publish(PyObject *object, PyObject *arguments, PyObject *keywords);

@@ -2,26 +2,19 @@
 
 #include <string.h>
 
-/* Steps of a 64-bit mixer (shift, multiply by an odd constant): a permutation in which
- * each input bit reaches about half of the output. Keys are mostly hashes already, but
- * keys of different groups differ in their last 4 bytes only, and a seed that nobody
- * outside knows keeps chosen keys from piling up. */
-static uint64_t mix(uint64_t value)
-{
-    value ^= value >> 30;
-    value *= UINT64_C(0xbf58476d1ce4e5b9);
-    value ^= value >> 27;
-    value *= UINT64_C(0x94d049bb133111eb);
-    return value ^ value >> 31;
-}
-
+/* Multilinear hashing, then one step of mixing. Each half word is multiplied by a secret
+ * of its own, so two keys chosen without knowing the secrets collide with a chance of
+ * 2^-32, also when they differ in the 4 bytes of their group only; the multiplications
+ * do not wait for each other. The last step breaks up runs of keys that count upwards. */
 struct key key_load(const struct ledger *ledger, const void *bytes)
 {
     struct key key = {0};
     memcpy(key.words, bytes, ledger->key_size);
-    uint64_t hash = ledger->seed;
+    uint64_t hash = 0;
     for (uint32_t i = 0; i < ledger->key_words; i++)
-        hash = mix(hash ^ key.words[i]);
+        hash += ledger->secrets[2 * i] * (uint32_t)key.words[i] +
+                ledger->secrets[2 * i + 1] * (key.words[i] >> 32);
+    hash = (hash ^ hash >> 32) * UINT64_C(0xbf58476d1ce4e5b9);
     key.hash = (uint32_t)(hash >> 32);
     return key;
 }

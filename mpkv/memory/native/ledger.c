@@ -46,6 +46,14 @@ static uint64_t bucket_count(uint64_t blocks)
     return count;
 }
 
+/* A permutation of 64 bits in which each input bit reaches about half of the output. */
+static uint64_t mix(uint64_t value)
+{
+    value = (value ^ value >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    value = (value ^ value >> 27) * UINT64_C(0x94d049bb133111eb);
+    return value ^ value >> 31;
+}
+
 bool ledger_shape_valid(const struct ledger_shape *shape)
 {
     return shape->blocks >= 1 && shape->blocks <= LEDGER_BLOCKS_MAX &&
@@ -69,8 +77,9 @@ void ledger_use(struct ledger *ledger, void *base, const struct ledger_shape *sh
     ledger->entries = ledger->shared->entries;
     ledger->buckets = (shared_u64 *)(ledger->entries + shape->blocks * ledger->entry_bytes);
     ledger->bucket_mask = bucket_count(shape->blocks) - 1;
-    ledger->seed = shape->seed;
     ledger->owner = owner;
+    for (uint32_t i = 0; i < 2 * LEDGER_KEY_WORDS_MAX; i++)
+        ledger->secrets[i] = mix(shape->seed + i * UINT64_C(0x9e3779b97f4a7c15));
 }
 
 enum segment_result ledger_format(struct ledger *ledger, int fd, const struct ledger_shape *shape,

@@ -63,7 +63,7 @@ struct ledger {
     unsigned char *entries;
     shared_u64 *buckets;
     uint64_t bucket_mask;
-    uint64_t seed;
+    uint64_t secrets[2 * LEDGER_KEY_WORDS_MAX]; /* of the index's hash, from the seed */
     uint32_t blocks;
     uint32_t key_size;
     uint32_t key_words;
@@ -74,7 +74,7 @@ struct ledger {
 struct ledger_shape {
     uint64_t blocks;
     uint64_t key_size;
-    uint64_t seed;     /* secret of the index's hash: nobody outside can choose collisions */
+    uint64_t seed;     /* random: nobody outside can choose keys that collide in the index */
     uint64_t counters; /* digest of the counters' names, so that equal positions mean them */
 };
 

@@ -90,6 +90,39 @@ static bool add_constants(PyObject *module)
     return true;
 }
 
+/* Where fields lie in their segments, for tools and for tests that damage them. */
+static bool add_layout(PyObject *module)
+{
+    const struct {
+        const char *field;
+        size_t offset;
+    } layout[] = {
+        {"header.magic", offsetof(struct segment_header, magic)},
+        {"header.version", offsetof(struct segment_header, version)},
+        {"header.kind", offsetof(struct segment_header, kind)},
+        {"header.layout", offsetof(struct segment_header, layout)},
+        {"header.size", offsetof(struct segment_header, size)},
+        {"header.parameters", offsetof(struct segment_header, parameters)},
+        {"ring.tail", offsetof(struct ring_shared, tail)},
+        {"ring.head", offsetof(struct ring_shared, head)},
+        {"ring.sleeping", offsetof(struct ring_shared, sleeping)},
+        {"ring.records", offsetof(struct ring_shared, records)},
+        {"ledger.epoch", offsetof(struct ledger_shared, epoch)},
+        {"ledger.counters", offsetof(struct ledger_shared, counters)},
+        {"ledger.entries", offsetof(struct ledger_shared, entries)},
+    };
+    PyObject *offsets = PyDict_New();
+    bool added = offsets != NULL;
+    for (size_t i = 0; added && i < sizeof layout / sizeof *layout; i++) {
+        PyObject *offset = PyLong_FromSize_t(layout[i].offset);
+        added = offset != NULL && PyDict_SetItemString(offsets, layout[i].field, offset) == 0;
+        Py_XDECREF(offset);
+    }
+    added = added && PyModule_AddObjectRef(module, "LAYOUT", offsets) == 0;
+    Py_XDECREF(offsets);
+    return added;
+}
+
 static PyObject *block_ids(PyObject *module, PyObject *source)
 {
     (void)module;
@@ -143,8 +176,8 @@ PyMODINIT_FUNC PyInit__native(void)
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL)
         return NULL;
-    if (fetch_errors() && add_constants(module) && add_ring_types(module) &&
-        add_ledger_type(module))
+    if (fetch_errors() && add_constants(module) && add_layout(module) &&
+        add_ring_types(module) && add_ledger_type(module))
         return module;
     Py_DECREF(module);
     return NULL;

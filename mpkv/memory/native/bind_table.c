@@ -1,0 +1,177 @@
+/* The ledger's methods for any process: look, pin, unpin. */
+#include "bind_ledger.h"
+
+#include <string.h>
+
+/* What a batch does with key number `i`; false ends the batch before that key. */
+typedef bool key_action(const struct ledger *ledger, const struct key *key, unsigned char *out,
+                        size_t i);
+
+static Py_ssize_t each_key(const struct ledger *ledger, const Py_buffer *keys, unsigned char *out,
+                           key_action *action)
+{
+    size_t count = (size_t)keys->len / ledger->key_size;
+    const unsigned char *bytes = keys->buf;
+    for (size_t i = 0; i < count; i++) {
+        struct key key = key_load(ledger, bytes + i * ledger->key_size);
+        if (!action(ledger, &key, out, i))
+            return (Py_ssize_t)i;
+    }
+    return (Py_ssize_t)count;
+}
+
+/* Run `action` over the keys and return its output, `out_size` bytes for each key done. */
+static PyObject *batch(PyObject *object, PyObject *source, Py_ssize_t out_size,
+                       key_action *action, Py_ssize_t *done)
+{
+    struct ledger_object *self = (struct ledger_object *)object;
+    Py_buffer keys;
+    if (!ledger_is_open(self) ||
+        !hold_view(source, "keys", (Py_ssize_t)self->ledger.key_size, &keys))
+        return NULL;
+    Py_ssize_t count = keys.len / (Py_ssize_t)self->ledger.key_size;
+    PyObject *result = PyBytes_FromStringAndSize(NULL, count * out_size);
+    if (result == NULL) {
+        PyBuffer_Release(&keys);
+        return NULL;
+    }
+    char *out = PyBytes_AsString(result);
+    PyThreadState *thread = begin_call(self);
+    *done = each_key(&self->ledger, &keys, (unsigned char *)out, action);
+    end_call(self, thread);
+    PyBuffer_Release(&keys);
+    if (*done == count || out_size == 0)
+        return result;
+    PyObject *shorter = PyBytes_FromStringAndSize(out, *done * out_size);
+    Py_DECREF(result);
+    return shorter;
+}
+
+static void put_slot(unsigned char *out, size_t i, uint64_t slot)
+{
+    memcpy(out + i * sizeof slot, &slot, sizeof slot);
+}
+
+static bool pin_each(const struct ledger *ledger, const struct key *key, unsigned char *out,
+                     size_t i)
+{
+    put_slot(out, i, table_pin(ledger, key));
+    return true;
+}
+
+static bool pin_while_held(const struct ledger *ledger, const struct key *key, unsigned char *out,
+                           size_t i)
+{
+    uint64_t slot = table_pin(ledger, key);
+    put_slot(out, i, slot);
+    return slot != NO_SLOT;
+}
+
+static bool contains_each(const struct ledger *ledger, const struct key *key, unsigned char *out,
+                          size_t i)
+{
+    out[i] = table_find(ledger, key) != NO_BLOCK;
+    return true;
+}
+
+static bool is_held(const struct ledger *ledger, const struct key *key, unsigned char *out,
+                    size_t i)
+{
+    (void)out, (void)i;
+    return table_find(ledger, key) != NO_BLOCK;
+}
+
+static bool touch_each(const struct ledger *ledger, const struct key *key, unsigned char *out,
+                       size_t i)
+{
+    (void)out, (void)i;
+    table_touch(ledger, key);
+    return true;
+}
+
+PyObject *ledger_pin_many(PyObject *object, PyObject *keys)
+{
+    Py_ssize_t done;
+    return batch(object, keys, sizeof(uint64_t), pin_each, &done);
+}
+
+PyObject *ledger_pin_prefix(PyObject *object, PyObject *keys)
+{
+    Py_ssize_t done;
+    return batch(object, keys, sizeof(uint64_t), pin_while_held, &done);
+}
+
+PyObject *ledger_contains_many(PyObject *object, PyObject *keys)
+{
+    Py_ssize_t done;
+    return batch(object, keys, 1, contains_each, &done);
+}
+
+PyObject *ledger_lookup_prefix(PyObject *object, PyObject *keys)
+{
+    Py_ssize_t done;
+    PyObject *nothing = batch(object, keys, 0, is_held, &done);
+    if (nothing == NULL)
+        return NULL;
+    Py_DECREF(nothing);
+    return PyLong_FromSsize_t(done);
+}
+
+PyObject *ledger_touch_many(PyObject *object, PyObject *keys)
+{
+    Py_ssize_t done;
+    PyObject *nothing = batch(object, keys, 0, touch_each, &done);
+    if (nothing == NULL)
+        return NULL;
+    Py_DECREF(nothing);
+    Py_RETURN_NONE;
+}
+
+PyObject *ledger_find(PyObject *object, PyObject *argument)
+{
+    struct ledger_object *self = (struct ledger_object *)object;
+    Py_buffer key;
+    if (!ledger_is_open(self) || !hold_view(argument, "key", 1, &key))
+        return NULL;
+    if (key.len != (Py_ssize_t)self->ledger.key_size) {
+        PyErr_Format(PyExc_ValueError, "Expected a key of %u bytes, found %zd.",
+                     self->ledger.key_size, key.len);
+        PyBuffer_Release(&key);
+        return NULL;
+    }
+    struct key loaded = key_load(&self->ledger, key.buf);
+    PyBuffer_Release(&key);
+    uint32_t block = table_find(&self->ledger, &loaded);
+    return PyLong_FromLongLong(block == NO_BLOCK ? -1 : (long long)block);
+}
+
+PyObject *ledger_unpin_many(PyObject *object, PyObject *source)
+{
+    struct ledger_object *self = (struct ledger_object *)object;
+    Py_buffer slots;
+    if (!ledger_is_open(self) || !hold_view(source, "slots", sizeof(uint64_t), &slots))
+        return NULL;
+    size_t held = 0;
+    PyThreadState *thread = begin_call(self);
+    for (size_t i = 0; i < (size_t)slots.len / sizeof(uint64_t); i++)
+        held += table_unpin(&self->ledger, slot_at(&slots, i));
+    end_call(self, thread);
+    PyBuffer_Release(&slots);
+    return PyLong_FromSize_t(held);
+}
+
+PyObject *ledger_counts(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    struct ledger_object *self = (struct ledger_object *)object;
+    if (!ledger_is_open(self))
+        return NULL;
+    PyThreadState *thread = begin_call(self);
+    struct table_counts counts = table_count(&self->ledger);
+    end_call(self, thread);
+    return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K}", "free", counts.states[BLOCK_FREE],
+                         "landing", counts.states[BLOCK_LANDING], "filling",
+                         counts.states[BLOCK_FILLING], "ready", counts.states[BLOCK_READY],
+                         "draining", counts.states[BLOCK_DRAINING], "control_pins",
+                         counts.control_pins, "engine_pins", counts.engine_pins);
+}
