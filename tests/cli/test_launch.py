@@ -17,7 +17,15 @@ import msgspec
 import pytest
 
 from mpkv.settings import decode_settings
-from tests.cli.command import GOOD, NODE, REPOSITORY, run_mpkv, write_config
+from tests.cli.command import (
+    GOOD,
+    NODE,
+    REPOSITORY,
+    free_port,
+    run_mpkv,
+    stand_in_vllm,
+    write_config,
+)
 
 STAND_IN = """
 import json, os, sys
@@ -28,24 +36,7 @@ print(json.dumps({"argv": sys.argv, "env": dict(os.environ), "version": version(
 
 @pytest.fixture
 def stand_in(tmp_path: Path) -> dict[str, str]:
-    """An environment in which `vllm` is a script that tells how it was started."""
-    package = tmp_path / "packages" / "vllm" / "entrypoints" / "cli"
-    package.mkdir(parents=True)
-    for folder in (package, package.parent, package.parent.parent):
-        (folder / "__init__.py").touch()
-    (package / "main.py").write_text(STAND_IN)
-    paths = [str(tmp_path / "packages"), os.environ.get("PYTHONPATH", "")]
-    return {
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        "XDG_CACHE_HOME": str(tmp_path / "cache"),
-    }
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    return stand_in_vllm(tmp_path, STAND_IN)
 
 
 def launched(config: str, env: dict[str, str], *args: str) -> dict[str, Any]:
