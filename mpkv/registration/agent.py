@@ -1,9 +1,9 @@
 """One NIXL agent: the only file that calls NIXL's bindings.
 
-Failures are whatever NIXL raises (its exceptions share no base of their own). Calls that can
-take long release the GIL, but one lock inside the agent serialises them all: a READ that the
-transport copies inside `post`, as UCX does between processes of one host, makes every
-other call wait for it.
+After the start, failures are whatever NIXL raises (its exceptions share no base of their own).
+Calls that can take long release the GIL, but one lock inside the agent serialises them
+all: a READ that the transport copies inside `post`, as UCX does between processes of one
+host, makes every other call wait for it.
 """
 
 import ctypes
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mpkv.errors import HelperFailed
 from mpkv.registration.bindings import load_bindings
 
 log = logging.getLogger("mpkv.registration")
@@ -47,19 +48,32 @@ class Agent:
         self._registered: list[ctypes.c_char] = []
         self._agent = nixl.nixlAgent(name, config)
         for backend in backends:
-            self._agent.createBackend(backend, _BACKEND_PARAMETERS.get(backend, {}))
+            try:
+                self._agent.createBackend(backend, _BACKEND_PARAMETERS.get(backend, {}))
+            except Exception as error:
+                raise HelperFailed(
+                    f"NIXL has no working backend {backend!r} here ({describe(error)}); expected "
+                    f"one of {self._agent.getAvailPlugins()}, see the setting `backends`"
+                ) from error
 
     # --- own memory ----------------------------------------------------------------------
 
     def register(self, mapping: mmap.mmap) -> int:
         """Register memory for READs into it and from it; returns its address.
 
-        The memory stays registered, and mapped, as long as the agent lives.
+        The memory stays registered, and mapped, as long as the agent lives. Raises
+        HelperFailed.
         """
         exported = ctypes.c_char.from_buffer(mapping)
         address = ctypes.addressof(exported)
         rows = _rows((address, len(mapping), 0))
-        self._agent.registerMem(self._nixl.nixlRegDList(self._nixl.DRAM_SEG, rows), [])
+        try:
+            self._agent.registerMem(self._nixl.nixlRegDList(self._nixl.DRAM_SEG, rows), [])
+        except Exception as error:
+            raise HelperFailed(
+                f"NIXL could not register {len(mapping)} bytes ({describe(error)}); RDMA needs "
+                "them locked in memory, see `ulimit -l`"
+            ) from error
         self._registered.append(exported)
         return address
 

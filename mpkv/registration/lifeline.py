@@ -16,6 +16,9 @@ log = logging.getLogger("mpkv.registration")
 START_DEADLINE_S = 30.0
 """A NIXL agent can hang inside its constructor; the supervisor can only start another."""
 
+GIL_GRACE_S = 5.0
+"""How much later the start is ended when the hanging code holds the GIL."""
+
 _LEAVE_GRACE_S = 0.5
 _EXIT_STUCK = 3
 
@@ -33,7 +36,7 @@ class Lifeline:
             self._poller.register(pidfd, select.POLLIN)
         self._started = threading.Event()
         # The thread below cannot run while C code hangs with the GIL held; this C timer can.
-        faulthandler.dump_traceback_later(START_DEADLINE_S + 5.0, exit=True)
+        faulthandler.dump_traceback_later(START_DEADLINE_S + GIL_GRACE_S, exit=True)
         threading.Thread(target=self._watch, name="lifeline", daemon=True).start()
 
     def started(self) -> None:

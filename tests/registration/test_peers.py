@@ -1,0 +1,144 @@
+"""Peers that come, go, restart, hang and die, beside one that stays well."""
+
+import signal
+from collections.abc import Callable
+
+import msgspec
+
+from mpkv.messages import ReadDone, ReadFailed
+from tests.registration.harness import Initiator, Target
+
+StartTarget = Callable[..., Target]
+
+
+def _die(target: Target) -> None:
+    target.process.signal(signal.SIGKILL)
+    target.exit_code(within_s=5.0)
+
+
+def test_a_restarted_peer_is_read_while_its_old_life_is_removed(
+    initiator: Initiator, start_target: StartTarget
+) -> None:
+    old = start_target(seed=1)
+    initiator.add(old)
+    initiator.fetched(old, [4], [4])
+    _die(old)
+    new = start_target(seed=2)
+    initiator.send(new.as_peer())
+    initiator.remove(old)
+    initiator.added(new.instance)
+    initiator.fetched(new, [4], [4])
+    answer = initiator.answer(initiator.read(old.instance, [4], [5]))
+    assert isinstance(answer, ReadFailed)
+    assert not answer.posted
+
+
+def test_reads_asked_for_before_the_removal_are_served(
+    initiator: Initiator, start_target: StartTarget
+) -> None:
+    target = start_target()
+    initiator.send(target.as_peer())
+    before = initiator.read(target.instance, [1], [1])
+    initiator.remove(target)
+    after = initiator.read(target.instance, [2], [2])
+    assert isinstance(initiator.answer(before), ReadDone)
+    answer = initiator.answer(after)
+    assert isinstance(answer, ReadFailed)
+    assert not answer.posted
+    initiator.add(target)
+    initiator.fetched(target, [3], [3])
+
+
+def test_a_removed_peer_can_come_back(initiator: Initiator, start_target: StartTarget) -> None:
+    target = start_target()
+    for block in range(10):
+        initiator.add(target)
+        initiator.fetched(target, [block], [block])
+        initiator.remove(target)
+    assert initiator.counted()["peers_removed"] == 10
+
+
+def test_adding_a_peer_twice_registers_it_anew(
+    initiator: Initiator, start_target: StartTarget
+) -> None:
+    target = start_target()
+    initiator.add(target)
+    initiator.fetched(target, [1], [1])
+    initiator.add(target)
+    initiator.fetched(target, [2], [2])
+
+
+def test_a_dead_peer_costs_one_failure_and_nothing_else(
+    initiator: Initiator, start_target: StartTarget
+) -> None:
+    dying, well = start_target(seed=1), start_target(seed=2)
+    initiator.add(dying)
+    initiator.add(well)
+    _die(dying)
+    read = initiator.read(dying.instance, [1], [1])
+    assert isinstance(initiator.answer(read), ReadFailed)
+    initiator.fetched(well, [2], [2])
+    again = initiator.answer(initiator.read(dying.instance, [3], [3]))
+    assert isinstance(again, ReadFailed)
+    initiator.settled()
+    assert initiator.answers(read) == 1
+
+
+def test_a_stopped_peer_does_not_stop_the_others(
+    initiator: Initiator, start_target: StartTarget
+) -> None:
+    stopped, well = start_target(seed=1), start_target(seed=2)
+    initiator.add(stopped)
+    initiator.add(well)
+    stopped.process.signal(signal.SIGSTOP)
+    # Between processes of one host the bytes come without the target's help; over a
+    # network there is no answer before it runs again.
+    read = initiator.read(stopped.instance, [1], [1])
+    initiator.fetched(well, [2], [2])
+    stopped.process.signal(signal.SIGCONT)
+    assert isinstance(initiator.answer(read), ReadDone)
+    initiator.check(stopped, [1], [1])
+    initiator.settled()
+    assert initiator.answers(read) == 1
+
+
+def test_a_peer_that_hangs_while_it_is_added_fails_and_recovers(
+    initiator: Initiator, start_target: StartTarget
+) -> None:
+    hanging, well = start_target(seed=1), start_target(seed=2)
+    peer = hanging.as_peer()
+    hanging.process.signal(signal.SIGSTOP)
+    initiator.send(peer)
+    read = initiator.read(hanging.instance, [1], [1])
+    initiator.add(well)
+    initiator.fetched(well, [2], [2])
+    assert "did not end within" in initiator.not_added(hanging.instance)
+    answer = initiator.answer(read)
+    assert isinstance(answer, ReadFailed)
+    assert not answer.posted
+    hanging.process.signal(signal.SIGCONT)
+    initiator.add(hanging)
+    initiator.fetched(hanging, [3], [3])
+
+
+def test_what_does_not_fit_is_refused_with_the_reason(
+    initiator: Initiator, start_target: StartTarget
+) -> None:
+    target, other = start_target(seed=1), start_target(seed=2)
+    peer = target.as_peer()
+    replace = msgspec.structs.replace
+    for changed, reason in (
+        (replace(peer, block_bytes=4096), "its blocks have 4096 bytes, ours 65536"),
+        (replace(peer, blocks=0), "its tier has 0 blocks"),
+        (replace(peer, blocks=65), "NotFound"),
+        (replace(peer, agent="somebody"), "expected 'somebody'"),
+        (replace(peer, agent=initiator.ready().agent), "belongs to this process already"),
+        (replace(peer, metadata=peer.metadata[:100]), "Mismatch"),
+        (replace(peer, metadata=b""), "Mismatch"),
+    ):
+        initiator.send(changed)
+        assert reason in initiator.not_added(target.instance)
+    initiator.add(target)
+    initiator.send(replace(other.as_peer(), agent=peer.agent))
+    assert f"belongs to {target.instance} already" in initiator.not_added(other.instance)
+    initiator.fetched(target, [1], [1])
