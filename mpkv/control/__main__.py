@@ -1,0 +1,57 @@
+"""Start of the control-plane process: `python -m mpkv.control --start-fd N`."""
+
+import argparse
+import gc
+import logging
+import os
+import resource
+import signal
+import sys
+
+import msgspec
+
+from mpkv.control.loop import ControlPlane
+from mpkv.errors import MpkvError
+from mpkv.messages import ControlStart
+
+log = logging.getLogger("mpkv.control")
+
+# ZeroMQ bounds how many messages it queues, not how many frames one message has. Rather
+# this process dies of a peer that abuses it, and is replaced, than the engine of no memory.
+PRIVATE_MEMORY = 2 << 30
+
+
+def main() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parser = argparse.ArgumentParser(prog="python -m mpkv.control")
+    parser.add_argument("--start-fd", type=int, required=True)
+    start = _read_start(parser.parse_args().start_fd)
+    logging.basicConfig(
+        level=logging.INFO,
+        stream=sys.stderr,
+        # The node's name comes from the cluster file and may hold a percent sign.
+        format=f"%(asctime)s %(levelname)s mpkv.control [{start.node.replace('%', '%%')}] "
+        "%(message)s",
+    )
+    resource.setrlimit(resource.RLIMIT_DATA, (PRIVATE_MEMORY, PRIVATE_MEMORY))
+    try:
+        plane = ControlPlane(start)
+        # What exists now lives as long as the process: full collections need not look at it.
+        gc.freeze()
+        plane.run()
+    except MpkvError as error:
+        log.error("the control plane ends: %s", error)
+        return 1
+    return 0
+
+
+def _read_start(fd: int) -> ControlStart:
+    try:
+        size = os.fstat(fd).st_size
+        return msgspec.msgpack.decode(os.pread(fd, size, 0), type=ControlStart)
+    finally:
+        os.close(fd)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,457 @@
+"""The life of each of the engine's pulls, from its record to exactly one answer.
+
+    WAITING -> ASKED -> GRANTED -> READING -> CONFIRMING -> Pulled
+       |         |         |          |           |
+       +---------+---------+----------+-----------+---> PullFailed
+
+A pull waits for its session, for the source's grant, for the peer's registration with the
+initiator, for the READ and for the source's word that the bytes count. From every one of
+these it may fail; from READING its slots stay in quarantine.
+"""
+
+import enum
+import heapq
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mpkv.control.initiators import Initiators, State
+from mpkv.control.quarantine import GRACE_S, Held, Quarantine
+from mpkv.control.sessions import Failure, Network, Phase, Session
+from mpkv.control.wire import (
+    MAX_DETAIL,
+    MAX_LEASE_MS,
+    Ask,
+    Confirm,
+    Confirmed,
+    Denial,
+    Denied,
+    Grant,
+    NotConfirmed,
+    Release,
+    check_groups,
+    printable,
+    unpack_grant,
+)
+from mpkv.errors import WireRefused
+from mpkv.memory import Counters, block_ids
+from mpkv.messages import (
+    MissReason,
+    Pull,
+    Pulled,
+    PullFailed,
+    Read,
+    SlotsReturned,
+    ToEngine,
+)
+from mpkv.trace import Trace
+
+log = logging.getLogger("mpkv.control")
+
+SLOT = 8
+MAX_OPEN = 1024
+# Each time its session turns out to be unknown to the peer, a pull may ask once more.
+MAX_ASKS = 3
+# A lease outlives its pull by this, so that the last Confirm is not late by a hair.
+LEASE_MARGIN_S = 1.0
+# Around the indexes and slots of a Pulled.
+PULLED_OVERHEAD = 256
+
+_MISS_BY_DENIAL = {
+    Denial.UNKNOWN_SESSION: MissReason.PEER_DOWN,
+    Denial.EPOCH: MissReason.REFUSED,
+    Denial.TARGET_DOWN: MissReason.PEER_DOWN,
+    Denial.QUOTA: MissReason.QUEUE_FULL,
+    Denial.MALFORMED: MissReason.REFUSED,
+}
+
+
+class Step(enum.Enum):
+    """What a pull waits for."""
+
+    WAITING = "its session"
+    ASKED = "the grant"
+    GRANTED = "NIXL's registration"
+    READING = "the READ"
+    CONFIRMING = "the confirmation"
+
+
+@dataclass(slots=True, eq=False)
+class OpenPull:
+    wanted: Pull
+    session: Session
+    deadline: float
+    keys: int
+    limit: int
+    step: Step = Step.WAITING
+    asks: int = 0
+    ask: int = 0
+    lease: int = 0
+    read: int = 0
+    indexes: bytes = b""
+    remote: bytes = b""
+    slots: bytes = b""
+    granted_at: float = 0.0
+    read_at: float = 0.0
+
+
+class Pulls:
+    """All open pulls. Speaks to peers by `network` and to the engine by `to_engine`."""
+
+    def __init__(
+        self,
+        *,
+        key_size: int,
+        blocks: int,
+        deadline_s: float,
+        longest_answer: int,
+        epoch: Callable[[], int],
+        network: Network,
+        initiators: Initiators,
+        to_engine: Callable[[ToEngine], None],
+        counters: Counters,
+        trace: Trace,
+    ) -> None:
+        """`longest_answer`: bytes of the longest record that the engine's ring takes."""
+        self._key_size = key_size
+        self._deadline_s = deadline_s
+        self._longest_answer = longest_answer
+        self._epoch = epoch
+        self._network = network
+        self._initiators = initiators
+        self._to_engine = to_engine
+        self._counters = counters
+        self._trace = trace
+        self._quarantine = Quarantine(blocks)
+        self._open: dict[int, OpenPull] = {}
+        self._by_ask: dict[int, OpenPull] = {}
+        self._by_read: dict[int, OpenPull] = {}
+        self._deadlines: list[tuple[float, int]] = []
+        self._asks = 0
+        self._reads = 0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @property
+    def quarantined(self) -> int:
+        return len(self._quarantine)
+
+    # --- the engine ----------------------------------------------------------------------
+
+    def is_open(self, number: int) -> bool:
+        return number in self._open
+
+    def hindrance(self, pull: Pull, now: float) -> Failure | None:
+        """Why `pull` cannot even begin, apart from its peer's session."""
+        slots = len(pull.slots) // SLOT
+        try:
+            keys = check_groups(pull.groups, self._key_size)
+        except WireRefused as error:
+            return Failure(MissReason.REFUSED, f"the pull cannot be sent: {error}")
+        if now >= self._deadline(pull):
+            return Failure(MissReason.TIMED_OUT, "its deadline passed before it began")
+        if pull.epoch != self._epoch():
+            return Failure(MissReason.CACHE_RESET, "the cache was reset before it began")
+        if not keys:
+            return Failure(MissReason.NOT_HELD, "it asks for no keys")
+        if not slots:
+            return Failure(MissReason.NO_SPACE, "it has no slots")
+        if len(self._open) >= MAX_OPEN:
+            return Failure(MissReason.QUEUE_FULL, f"{MAX_OPEN} pulls are open already")
+        if 12 * slots + PULLED_OVERHEAD > self._longest_answer:
+            return Failure(MissReason.QUEUE_FULL, f"the result for {slots} slots fits no record")
+        if not self._initiators.usable:
+            return Failure(MissReason.HELPERS_DOWN, "no initiator is ready to READ")
+        if self._quarantine.suspects(pull.peer):
+            return Failure(
+                MissReason.TRANSFER_FAILED, f"an earlier READ from {pull.peer} has not ended"
+            )
+        return None
+
+    def reject(self, pull: Pull, why: Failure) -> None:
+        """Answer a pull that never began."""
+        self._answer_failure(pull, why, slots_held=False)
+
+    def start(self, pull: Pull, session: Session, now: float) -> None:
+        self._counters.add("pulls_started")
+        keys = sum(len(group.keys) for group in pull.groups) // self._key_size
+        opened = OpenPull(pull, session, self._deadline(pull), keys, limit=len(pull.slots) // SLOT)
+        self._open[pull.pull] = opened
+        heapq.heappush(self._deadlines, (opened.deadline, pull.pull))
+        self._trace("pull_start", pull=pull.pull, request=pull.request, peer=pull.peer)
+        if session.phase is Phase.UP:
+            self._ask(opened, now)
+
+    def cancel(self, number: int) -> None:
+        pull = self._open.get(number)
+        if pull is not None:
+            self._fail(pull, Failure(MissReason.ABORTED, "the request was cancelled"))
+
+    # --- sessions ------------------------------------------------------------------------
+
+    def session_up(self, session: Session, now: float) -> None:
+        for pull in self._of(session):
+            if pull.step is Step.WAITING:
+                self._ask(pull, now)
+            elif pull.step is Step.CONFIRMING:
+                # The first Confirm, or its answer, may have been lost with the connection.
+                self._confirm(pull)
+
+    def session_interrupted(self, session: Session) -> None:
+        for pull in self._of(session):
+            if pull.step is Step.ASKED:
+                if pull.asks >= MAX_ASKS:
+                    detail = f"{session.label} lost the session {MAX_ASKS} times"
+                    self._fail(pull, Failure(MissReason.PEER_DOWN, detail))
+                else:
+                    pull.step = Step.WAITING
+
+    def instance_lost(self, session: Session, why: Failure) -> None:
+        for pull in self._of(session):
+            if pull.step in (Step.GRANTED, Step.READING, Step.CONFIRMING):
+                self._fail(pull, why)
+
+    def session_down(self, session: Session, why: Failure) -> None:
+        for pull in self._of(session):
+            self._fail(pull, why)
+
+    # --- the source's answers --------------------------------------------------------------
+
+    def granted(self, session: Session, grant: Grant, now: float) -> None:
+        pull = self._answered(session, grant.ask, Step.ASKED)
+        if pull is None:
+            return
+        if not grant.blocks:
+            why = Failure(MissReason.NOT_HELD, f"{session.label} holds none of it")
+            self._fail(pull, why, release=False)
+            return
+        try:
+            pull.indexes = unpack_grant(grant, pull.keys, pull.limit, session.blocks)
+        except WireRefused as error:
+            detail = f"{session.label} answered with {error}"
+            self._fail(pull, Failure(MissReason.TRANSFER_FAILED, detail))
+            return
+        pull.step = Step.GRANTED
+        pull.lease, pull.remote, pull.granted_at = grant.lease, grant.blocks, now
+        pull.slots = pull.wanted.slots[: 2 * len(pull.indexes)]
+        self._traced("grant_received", pull)
+        self._read_when_registered(pull, now)
+
+    def denied(self, session: Session, denied: Denied) -> None:
+        pull = self._answered(session, denied.ask, Step.ASKED)
+        if pull is not None:
+            detail = f"{session.label} denies it: {printable(denied.detail)}"
+            why = Failure(_MISS_BY_DENIAL[denied.reason], detail)
+            self._fail(pull, why, release=False)
+
+    def confirmed(self, session: Session, confirmed: Confirmed, now: float) -> None:
+        pull = self._answered(session, confirmed.ask, Step.CONFIRMING)
+        if pull is None:
+            return
+        if confirmed.lease != pull.lease:
+            self._counters.add("dropped_stale")
+            return
+        if pull.wanted.epoch != self._epoch():
+            self._fail(pull, Failure(MissReason.CACHE_RESET, "the cache was reset meanwhile"))
+            return
+        self._close(pull)
+        self._counters.add("pulls_done")
+        self._counters.add("blocks_pulled", len(pull.slots) // SLOT)
+        self._traced("confirmed", pull)
+        self._to_engine(
+            Pulled(pull.wanted.pull, pull.indexes, pull.slots, pull.granted_at, pull.read_at, now)
+        )
+
+    def not_confirmed(self, session: Session, answer: NotConfirmed) -> None:
+        pull = self._answered(session, answer.ask, Step.CONFIRMING)
+        if pull is not None:
+            detail = f"{session.label} does not confirm the bytes: {answer.reason.value}"
+            self._fail(pull, Failure(MissReason.LEASE_LOST, detail))
+
+    # --- the initiator -----------------------------------------------------------------------
+
+    def registration_changed(self, instance: str, now: float) -> None:
+        """The peer has been added to the initiator, or could not be."""
+        for pull in list(self._open.values()):
+            if pull.step is Step.GRANTED and pull.session.instance == instance:
+                self._read_when_registered(pull, now)
+
+    def read_done(self, read: int, now: float) -> None:
+        pull = self._by_read.pop(read, None)
+        if pull is None:
+            self._quarantine_over(read)
+            return
+        pull.step, pull.read_at = Step.CONFIRMING, now
+        self._traced("read_done", pull)
+        self._confirm(pull)
+
+    def read_failed(self, read: int, detail: str, posted: bool) -> None:
+        pull = self._by_read.get(read)
+        if pull is not None:
+            why = Failure(
+                MissReason.TRANSFER_FAILED, f"the READ from {pull.session.label} failed: {detail}"
+            )
+            if not posted:
+                del self._by_read[read]
+                pull.step = Step.GRANTED
+            self._fail(pull, why)
+        elif not posted:
+            self._quarantine_over(read)
+
+    def initiator_gone(self) -> None:
+        """It is dead or dying, but not yet known to be reaped."""
+        why = Failure(MissReason.HELPERS_DOWN, "the initiator died during the READ")
+        for pull in list(self._by_read.values()):
+            self._fail(pull, why)
+
+    def initiator_reaped(self) -> None:
+        """No READ of any initiator before the one that just came can write any more."""
+        for number in self._quarantine.all_over():
+            self._to_engine(SlotsReturned(number))
+
+    # --- time --------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> float | None:
+        """Do what time asks for; return when to call again at the latest."""
+        while self._deadlines:
+            deadline, number = self._deadlines[0]
+            pull = self._open.get(number)
+            if pull is not None:
+                if now < deadline:
+                    break
+                self._time_out(pull)
+            heapq.heappop(self._deadlines)
+        due = [self._deadlines[0][0]] if self._deadlines else []
+        if len(self._quarantine) and self._initiators.alive:
+            why = self._quarantine.overdue(now)
+            if why is not None:
+                self._initiators.kill(why, now)
+            else:
+                due.append(self._quarantine.next_due())
+        return min(due, default=None)
+
+    # --- steps -------------------------------------------------------------------------------
+
+    def _ask(self, pull: OpenPull, now: float) -> None:
+        if pull.ask:
+            self._release(pull)
+        self._by_ask.pop(pull.ask, None)
+        self._asks += 1
+        pull.asks += 1
+        pull.ask, pull.step = self._asks, Step.ASKED
+        self._by_ask[pull.ask] = pull
+        lease_ms = min(int((pull.deadline - now + LEASE_MARGIN_S) * 1000), MAX_LEASE_MS)
+        session, wanted = pull.session, pull.wanted
+        ask = Ask(session.instance, pull.ask, wanted.groups, pull.limit, lease_ms, wanted.epoch)
+        if not self._network.send(session.route, ask):
+            self._fail(pull, Failure(MissReason.PEER_DOWN, f"cannot send to {session.label}"))
+
+    def _read_when_registered(self, pull: OpenPull, now: float) -> None:
+        registration = self._initiators.registration(pull.session.instance, now)
+        if registration is None or registration.state is State.FAILED:
+            detail = registration.detail if registration else "the peer is gone"
+            why = f"cannot register {pull.session.label} with NIXL: {detail}"
+            self._fail(pull, Failure(MissReason.TRANSFER_FAILED, why))
+        elif registration.state is State.ADDED:
+            self._read(pull)
+
+    def _read(self, pull: OpenPull) -> None:
+        self._reads += 1
+        read = Read(self._reads, pull.session.instance, pull.remote, block_ids(pull.slots))
+        if not self._initiators.read(read):
+            self._fail(pull, Failure(MissReason.QUEUE_FULL, "the ring to the initiator is full"))
+            return
+        pull.step, pull.read = Step.READING, read.read
+        self._by_read[read.read] = pull
+        self._counters.add("reads")
+        self._traced("read_posted", pull)
+
+    def _confirm(self, pull: OpenPull) -> None:
+        session = pull.session
+        if session.phase is not Phase.UP:
+            # Interrupted: the Confirm follows when the same instance answers again.
+            return
+        confirm = Confirm(session.instance, pull.ask, pull.lease, pull.wanted.epoch)
+        if not self._network.send(session.route, confirm):
+            self._fail(pull, Failure(MissReason.PEER_DOWN, f"cannot send to {session.label}"))
+
+    def _time_out(self, pull: OpenPull) -> None:
+        waited = pull.deadline - pull.wanted.started
+        detail = f"{pull.session.label}: still waiting for {pull.step.value} after {waited:.3g} s"
+        self._fail(pull, Failure(MissReason.TIMED_OUT, detail))
+
+    def _fail(self, pull: OpenPull, why: Failure, *, release: bool = True) -> None:
+        """End `pull`; only a READ that was given to an initiator keeps its slots."""
+        held = pull.step is Step.READING
+        if held:
+            self._quarantine.hold(
+                pull.read,
+                Held(
+                    pull.wanted.pull,
+                    pull.session.address,
+                    len(pull.slots) // SLOT,
+                    due=pull.deadline + GRACE_S,
+                    suspect=why.reason is not MissReason.ABORTED,
+                ),
+            )
+            self._counters.add("slots_quarantined", len(pull.slots) // SLOT)
+        if release and pull.step in (Step.ASKED, Step.GRANTED, Step.READING):
+            self._release(pull)
+        self._close(pull)
+        self._answer_failure(pull.wanted, why, slots_held=held)
+
+    def _close(self, pull: OpenPull) -> None:
+        del self._open[pull.wanted.pull]
+        self._by_ask.pop(pull.ask, None)
+        self._by_read.pop(pull.read, None)
+
+    def _release(self, pull: OpenPull) -> None:
+        """Best effort: a lease that hears nothing ends by its clock."""
+        session = pull.session
+        if session.phase is Phase.UP:
+            self._network.send(session.route, Release(session.instance, pull.ask))
+
+    def _quarantine_over(self, read: int) -> None:
+        number = self._quarantine.over(read)
+        if number is None:
+            self._counters.add("dropped_stale")
+        else:
+            self._to_engine(SlotsReturned(number))
+
+    def _answer_failure(self, pull: Pull, why: Failure, *, slots_held: bool) -> None:
+        self._counters.add(f"missed_{why.reason.value}")
+        self._trace(
+            "pull_failed",
+            pull=pull.pull,
+            request=pull.request,
+            reason=why.reason.value,
+            detail=why.detail,
+        )
+        log.debug("pull %d from %s: %s, %s", pull.pull, pull.peer, why.reason.value, why.detail)
+        detail = why.detail[:MAX_DETAIL]
+        self._to_engine(PullFailed(pull.pull, why.reason, detail, slots_held))
+
+    # --- looking up --------------------------------------------------------------------------
+
+    def _of(self, session: Session) -> list[OpenPull]:
+        return [pull for pull in self._open.values() if pull.session is session]
+
+    def _answered(self, session: Session, ask: int, step: Step) -> OpenPull | None:
+        """The pull that an answer belongs to, if it waits for just that."""
+        pull = self._by_ask.get(ask)
+        if pull is None or pull.session is not session or pull.step is not step:
+            self._counters.add("dropped_stale")
+            return None
+        return pull
+
+    def _deadline(self, pull: Pull) -> float:
+        return min(pull.deadline, pull.started + self._deadline_s)
+
+    def _traced(self, event: str, pull: OpenPull) -> None:
+        self._trace(
+            event,
+            pull=pull.wanted.pull,
+            request=pull.wanted.request,
+            blocks=len(pull.slots) // SLOT,
+        )
