@@ -132,6 +132,7 @@ class Destination:
                 self.pulls.read_failed(message.read, message.detail, message.posted)
             case InitiatorReady():
                 log.info("the initiator %s is ready", message.agent)
+                self._counters.add("initiators_ready")
                 self.initiators.ready(now)
             case PeerAdded():
                 if self.initiators.added(message.instance):

@@ -121,6 +121,7 @@ class ControlPlane:
             message = self._decode_registration(record)
             if isinstance(message, TargetReady):
                 log.info("the target %s is ready", message.agent)
+                self._counters.add("targets_ready")
                 self._source.target_ready(message)
         self._take_initiator(now)
         if not self._engine.blocked:

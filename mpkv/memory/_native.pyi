@@ -148,7 +148,10 @@ class LedgerCore:
         """Free the draining blocks that nobody pins any more; how many."""
 
     def zero_control_pins(self) -> int:
-        """Take back all control pins; how many. Only when the control plane is dead."""
+        """Take back all control pins; how many. Only when the control plane is dead.
+
+        The one change that another thread than the engine's may make.
+        """
 
     def set_epoch(self, epoch: int, /) -> None: ...
     def counter_add(self, role: int, position: int, n: int, /) -> None: ...

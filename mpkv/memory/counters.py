@@ -64,6 +64,8 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
         "pulls_done",
         "blocks_pulled",
         "reads",
+        "targets_ready",
+        "initiators_ready",
         "slots_quarantined",
         "initiators_recycled",
         "missed_not_held",

@@ -119,6 +119,7 @@ class StandIn:
 
     def __enter__(self) -> "StandIn":
         self.supervisor.start()
+        self.wait_ready()
         return self
 
     def __exit__(
@@ -215,6 +216,16 @@ class StandIn:
             time.sleep(0.01)
 
     # --- helpers ---------------------------------------------------------------------
+
+    def wait_ready(self, limit_s: float = 30.0) -> None:
+        """Until the helpers can serve and pull, which takes them half a second."""
+        until = time.monotonic() + limit_s
+        counters = self.ledger.counters("control")
+        while not {"targets_ready", "initiators_ready"} <= {
+            name for name, count in counters.read().items() if count
+        }:
+            assert time.monotonic() < until, "the helpers did not become ready"
+            time.sleep(0.005)
 
     def helper(self, name: str, limit_s: float = 10.0) -> HelperProcess:
         """The running `control`, `target` or `initiator`, once it has been started."""
