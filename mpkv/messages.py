@@ -257,6 +257,8 @@ class PeerAdded(msgspec.Struct, tag="added", array_like=True, frozen=True):
 
 
 class PeerFailed(msgspec.Struct, tag="unadded", array_like=True, frozen=True):
+    """The peer could not be added, or NIXL has lost it since. READs need AddPeer again."""
+
     instance: str
     detail: str
 

@@ -19,6 +19,7 @@ from mpkv.registration.agent import Agent
 from mpkv.registration.count import Count
 from mpkv.registration.outbox import Outbox
 from mpkv.registration.peers import Peers
+from mpkv.registration.prefault import prefault
 from mpkv.registration.reads import Reads
 from mpkv.registration.registrar import Registrar
 from mpkv.registration.tier import map_tier
@@ -48,7 +49,9 @@ class Initiator:
         count: Count,
         trace: Trace,
     ) -> None:
-        base = agent.register(map_tier(tier))
+        mapping = map_tier(tier)
+        base = agent.register(mapping)
+        prefault(mapping)
         blocks_handle = agent.prepare_local(base, tier.block_bytes, tier.blocks)
         self._agent = agent
         self._consumer = consumer

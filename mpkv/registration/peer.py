@@ -12,7 +12,7 @@ class Stage(enum.Enum):
     """With the registrar, or its warming READ is open. READs wait."""
     READY = enum.auto()
     DOWN = enum.auto()
-    """Adding failed, but READs of an earlier try are open, so its agent has to stay."""
+    """Not registered, but READs from before are open, so its agent has to stay."""
 
 
 @dataclass(slots=True, eq=False)

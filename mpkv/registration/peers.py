@@ -61,7 +61,7 @@ class Peers:
     # --- what the control plane asks for ---------------------------------------------------
 
     def add(self, asked: AddPeer) -> None:
-        """Register a peer, or register it anew. Ends in one PeerAdded or PeerFailed."""
+        """Register a peer, or register it anew. The answer is PeerAdded or PeerFailed."""
         problem = self._problem(asked)
         if problem:
             self._report_failure(asked.instance, problem)
@@ -108,8 +108,8 @@ class Peers:
             self._reads.refuse(read, f"peer {read.instance} has to be added again")
         elif peer.stage is Stage.ADDING:
             peer.waiting.append(read)
-        else:
-            self._reads.start(read, peer)
+        elif lost := self._reads.start(read, peer):
+            self._fail(peer, lost)
 
     # --- what happens by itself --------------------------------------------------------------
 
@@ -202,14 +202,16 @@ class Peers:
             self._block_bytes,
         )
         while peer.waiting:
-            self._reads.start(peer.waiting.popleft(), peer)
+            if lost := self._reads.start(peer.waiting.popleft(), peer):
+                self._fail(peer, lost)
+                return
         self.settle(peer)
 
     def _fail(self, peer: Peer, problem: str) -> None:
         self._report_failure(peer.instance, problem)
         while peer.waiting:
             self._reads.refuse(
-                peer.waiting.popleft(), f"peer {peer.instance} could not be added: {problem}"
+                peer.waiting.popleft(), f"peer {peer.instance} is not registered: {problem}"
             )
         peer.stage = Stage.DOWN
         if peer.open_reads == 0:
@@ -219,7 +221,7 @@ class Peers:
         self._count("peers_failed")
         self._trace("peer_failed", peer=instance, detail=problem)
         self._outbox.send(PeerFailed(instance, problem))
-        log.warning("peer %s could not be added: %s", instance, problem)
+        log.warning("peer %s is not registered: %s", instance, problem)
 
     def _forget(self, peer: Peer) -> None:
         del self._peers[peer.instance]

@@ -63,24 +63,26 @@ class Reads:
         self._trace("read_refused", read=read.read, detail=detail)
         self._outbox.send(ReadFailed(read.read, detail, posted=False))
 
-    def start(self, read: Read, peer: Peer) -> None:
-        """Post `read` to a registered peer."""
+    def start(self, read: Read, peer: Peer) -> str:
+        """Post `read` to a registered peer. Returns "", or why the peer has to be added again."""
         problem = self._problem(read, peer)
         if problem:
             self.refuse(read, problem)
-            return
+            return ""
         local, remote = _indexes(read.local), _indexes(read.remote)
         try:
             handle = self._agent.make_read(self._blocks_handle, local, peer.blocks_handle, remote)
         except Exception as error:
-            self.refuse(read, f"peer {read.instance} has to be added again ({describe(error)})")
-            return
+            lost = f"NIXL has lost its registration ({describe(error)})"
+            self.refuse(read, f"peer {read.instance} has to be added again: {lost}")
+            return lost
         opened = OpenRead(read.read, peer, handle, len(local), time.monotonic())
         peer.open_reads += 1
         self._count("reads")
         self._trace("read_posted", read=read.read, blocks=len(local), peer=read.instance)
         if not self._ended(opened, first=True):
             self._open.append(opened)
+        return ""
 
     def poll(self) -> list[Peer]:
         """Look at every open READ once; return the peers of those that ended."""

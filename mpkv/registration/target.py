@@ -8,6 +8,7 @@ from mpkv.errors import HelperFailed
 from mpkv.messages import TargetReady
 from mpkv.registration.agent import Agent
 from mpkv.registration.outbox import Outbox
+from mpkv.registration.prefault import prefault
 
 _READY_DEADLINE_S = 5.0
 
@@ -15,6 +16,7 @@ _READY_DEADLINE_S = 5.0
 def expose(agent: Agent, tier: mmap.mmap, outbox: Outbox) -> None:
     """Register the tier and tell the control plane how peers reach it."""
     base = agent.register(tier)
+    prefault(tier)
     outbox.send(TargetReady(agent.name, agent.metadata(), base))
     deadline = time.monotonic() + _READY_DEADLINE_S
     while not outbox.flush():

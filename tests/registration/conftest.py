@@ -2,20 +2,19 @@
 
 from collections.abc import Callable, Iterator
 
+import psutil
 import pytest
 
 from tests.registration.harness import Helper, Initiator, Target
-from tests.support.leftovers import Leftovers
 
 
 @pytest.fixture
 def helpers() -> Iterator[list[Helper]]:
-    before = Leftovers.now()
     started: list[Helper] = []
     yield started
     for helper in started:
         helper.close()
-    assert before.new() == []
+    assert psutil.Process().children(recursive=True) == []
 
 
 @pytest.fixture

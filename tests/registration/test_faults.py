@@ -32,6 +32,8 @@ def test_an_exception_in_a_read_is_its_one_result(
     failing = initiator.read(target.instance, [2], [2])
     assert initiator.answer(failing) == ReadFailed(failing, "OSError: injected", posted=True)
     initiator.fetched(target, [3], [3])
+    initiator.add(target)
+    initiator.fetched(target, [4], [4])
     # Its bytes may still be on their way, so nothing of it may be torn down.
     initiator.remove(target)
     assert initiator.counted()["peers_removed"] == 0
@@ -49,6 +51,7 @@ def test_a_peer_removed_behind_its_back_recovers_when_added_again(
     assert isinstance(answer, ReadFailed)
     assert not answer.posted
     assert "has to be added again" in answer.detail
+    assert "lost its registration" in initiator.not_added(target.instance)
     initiator.add(target)
     initiator.fetched(target, [2], [2])
     assert initiator.answers(failing) == 1
