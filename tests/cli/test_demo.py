@@ -180,7 +180,7 @@ def test_the_table_and_the_json_tell_medians() -> None:
     assert told["prompt_tokens"] == 16461
     assert told["outputs_identical"] is True
     lines = result.table().splitlines()
-    assert " ".join(lines[1].split()) == "lookup delay on b 5.0 ms [5.0 ms - 500 ms] 500 ms"
+    assert " ".join(lines[1].split()) == "lookup delay on b 5.0 ms [5.0 - 500] 500 ms"
     assert lines[-1] == "outputs identical: yes"
 
 

@@ -16,16 +16,18 @@ BLOCK_TOKENS = 128
 ANSWER_TOKENS = 16
 BUSY_PROMPTS, BUSY_TOKENS = 3, 24_576
 REQUEST_S = 180.0
-POLL_S = 0.05
+# B asks after so many steps of A's load.
+BUSY_STEPS = 4
+POLL_S = 0.02
 
-STEPS = "vllm:iteration_tokens_total_count"
+USAGE = "vllm:kv_cache_usage_perc"
 
 
 @dataclass(frozen=True)
 class Sample:
     """One prompt: computed by A, answered by B from A's blocks, computed again by B.
 
-    `step_s` is the length of A's scheduler steps meanwhile, 0 when A was idle.
+    `step_s` is the length of A's scheduler steps just before, 0 when A was idle.
     """
 
     lookup_delay_s: float
@@ -55,13 +57,14 @@ def measure(a: Replica, b: Replica, name: str, *, busy: bool) -> Sample:
     on_a = _complete(a, prompt)
     load = [make_prompt(f"{name}-load-{i}", BUSY_TOKENS) for i in range(BUSY_PROMPTS)]
     with a.client.load(load, REQUEST_S) if busy else nullcontext():
-        busy_since = _wait_busy(a) if busy else None
+        step_s = _wait_busy(a) if busy else 0.0
         before = b.client.metrics()
         on_b = b.client.complete(
             prompt, max_tokens=ANSWER_TOKENS, timeout_s=REQUEST_S, source=a.as_source
         )
         after = _pull_counted(b, before)
-        step_s = _step_length(a, busy_since) if busy_since else 0.0
+        if busy:
+            _require_busy(a)
     # Another salt makes other keys: the same tokens, and nothing to hit.
     alone = _complete(b, prompt, salt=name)
     return Sample(
@@ -88,27 +91,25 @@ def _complete(replica: Replica, prompt: Prompt, salt: str = "") -> Answer:
     return replica.client.complete(prompt, max_tokens=ANSWER_TOKENS, timeout_s=REQUEST_S, salt=salt)
 
 
-@dataclass(frozen=True)
-class _StepCount:
-    """How many scheduler steps a server had counted, and when."""
-
-    at: float
-    steps: float
-
-
-def _wait_busy(replica: Replica) -> _StepCount:
-    """Until the replica is in the middle of its load, at the end of a step."""
-    idle = replica.client.metrics().total(STEPS)
-    metrics = _poll(replica, lambda now: now.total(STEPS) >= idle + 2, "start on its load")
-    return _StepCount(time.monotonic(), metrics.total(STEPS))
+def _wait_busy(replica: Replica) -> float:
+    """Until the replica is in the middle of its load; returns the length of its steps."""
+    ends = []
+    usage = replica.client.metrics().total(USAGE)
+    for _ in range(BUSY_STEPS):
+        usage = _usage_above(replica, usage)
+        ends.append(time.monotonic())
+    return (ends[-1] - ends[0]) / (len(ends) - 1)
 
 
-def _step_length(replica: Replica, since: _StepCount) -> float:
-    """Raises HelperFailed if the load has ended, for then the source was not busy."""
-    after = _poll(replica, lambda now: now.total(STEPS) > since.steps, "take a step")
-    if after.total("vllm:num_requests_running") == 0:
+def _usage_above(replica: Replica, usage: float) -> float:
+    """Each step of a prefill takes more of the KV cache: this waits for the next."""
+    metrics = _poll(replica, lambda now: now.total(USAGE) > usage, "compute its load")
+    return metrics.total(USAGE)
+
+
+def _require_busy(replica: Replica) -> None:
+    if replica.client.metrics().total("vllm:num_requests_running") == 0:
         raise HelperFailed(f"replica {replica.name} finished its load too early to be busy")
-    return (time.monotonic() - since.at) / (after.total(STEPS) - since.steps)
 
 
 def _pull_counted(b: Replica, before: Metrics) -> Metrics:

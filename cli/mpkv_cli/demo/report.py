@@ -53,43 +53,38 @@ class Result:
     def table(self) -> str:
         rows = [
             ("", "a idle", "a busy with other prompts"),
-            self._row("lookup delay on b", lambda s: s.lookup_delay_s, _time),
-            self._row("pull: lookup, read, confirmation", lambda s: s.pull_s, _time),
-            self._row("moved from a to b", lambda s: s.pulled_bytes / (1 << 20), _mebibytes),
-            self._row(f"tokens reused of {PROMPT_TOKENS:,}", lambda s: s.reused_tokens, _count),
-            self._row("first token on b, with mpkv", lambda s: s.ttft_shared_s, _time),
-            self._row("first token on b, without", lambda s: s.ttft_local_s, _time),
-            self._row("one scheduler step of a", lambda s: s.step_s, _time),
+            self._row("lookup delay on b", lambda s: s.lookup_delay_s * 1000, " ms"),
+            self._row("pull: lookup, read, confirmation", lambda s: s.pull_s * 1000, " ms"),
+            self._row("moved from a to b", lambda s: s.pulled_bytes / (1 << 20), " MiB"),
+            self._row(f"tokens reused of {PROMPT_TOKENS:,}", lambda s: s.reused_tokens, ""),
+            self._row("first token on b, with mpkv", lambda s: s.ttft_shared_s * 1000, " ms"),
+            self._row("first token on b, without", lambda s: s.ttft_local_s * 1000, " ms"),
+            self._row("one scheduler step of a", lambda s: s.step_s * 1000, " ms"),
         ]
         lines = [f"{name:<34}{idle:>26}{busy:>28}" for name, idle, busy in rows]
         same = "yes" if self.outputs_identical() else "NO"
         return "\n".join([*lines, f"outputs identical: {same}"])
 
-    def _row(
-        self, name: str, value: Callable[[Sample], float], show: Callable[[float], str]
-    ) -> tuple[str, str, str]:
+    def _row(self, name: str, value: Callable[[Sample], float], unit: str) -> tuple[str, str, str]:
         idle, busy = ([value(s) for s in samples] for samples in (self.idle, self.busy))
-        return name, _cell(idle, show), _cell(busy, show)
+        return name, _cell(idle, unit), _cell(busy, unit)
 
 
-def _cell(values: list[float], show: Callable[[float], str]) -> str:
+def describe(sample: Sample) -> str:
+    with_mpkv, without = sample.ttft_shared_s * 1000, sample.ttft_local_s * 1000
+    return f"first token on b: {_number(with_mpkv)} ms with a's blocks, {_number(without)} without"
+
+
+def _cell(values: list[float], unit: str) -> str:
     """The median, and the range where it says more."""
-    low, middle, high = (show(value) for value in (min(values), median(values), max(values)))
-    return middle if low == high else f"{middle} [{low} - {high}]"
-
-
-def _time(seconds: float) -> str:
-    if seconds == 0:
+    low, middle, high = (_number(value) for value in (min(values), median(values), max(values)))
+    if high == "0":
         return "-"
-    return f"{seconds * 1000:.1f} ms" if seconds < 0.01 else f"{seconds * 1000:,.0f} ms"
+    return f"{middle}{unit}" if low == high else f"{middle}{unit} [{low} - {high}]"
 
 
-def _mebibytes(value: float) -> str:
-    return f"{value:.1f} MiB"
-
-
-def _count(value: float) -> str:
-    return f"{value:,.0f}"
+def _number(value: float) -> str:
+    return f"{value:,.1f}" if 0 < value < 10 else f"{value:,.0f}"
 
 
 def _median(samples: Sequence[Sample], value: Callable[[Sample], float]) -> float:

@@ -14,7 +14,7 @@ from mpkv.config import load_cluster, names_a_path
 from mpkv.errors import ConfigRefused, HelperFailed
 from mpkv_cli.demo.measure import PROMPT_TOKENS, Sample, measure, warm_up
 from mpkv_cli.demo.replica import Replica, stop_all, wait_healthy
-from mpkv_cli.demo.report import Result
+from mpkv_cli.demo.report import Result, describe
 from mpkv_cli.tiny_model import make_tiny_model
 
 REPEATS = 3
@@ -64,7 +64,9 @@ def _measure_all(a: Replica, b: Replica, progress: Progress) -> Result:
             progress(
                 f"prompt {number} of {REPEATS}, {PROMPT_TOKENS:,} tokens, with {a.name} {state}"
             )
-            taken.append(measure(a, b, f"{state}-{number}", busy=state == "busy"))
+            sample = measure(a, b, f"{state}-{number}", busy=state == "busy")
+            progress(f"  {describe(sample)}")
+            taken.append(sample)
         return taken
 
     return Result(idle=samples("idle"), busy=samples("busy"))
