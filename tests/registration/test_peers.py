@@ -6,7 +6,7 @@ from collections.abc import Callable
 import msgspec
 
 from mpkv.messages import ReadDone, ReadFailed
-from tests.registration.harness import Initiator, Target
+from tests.registration.harness import Helper, Initiator, Target
 
 StartTarget = Callable[..., Target]
 
@@ -82,6 +82,20 @@ def test_a_dead_peer_costs_one_failure_and_nothing_else(
     assert isinstance(again, ReadFailed)
     initiator.settled()
     assert initiator.answers(read) == 1
+
+
+def test_a_fresh_initiator_takes_over_from_a_killed_one(
+    helpers: list[Helper], initiator: Initiator, start_target: StartTarget
+) -> None:
+    target = start_target()
+    initiator.add(target)
+    initiator.fetched(target, [1], [1])
+    initiator.process.signal(signal.SIGKILL)
+    initiator.exit_code(within_s=5.0)
+    fresh = Initiator()
+    helpers.append(fresh)
+    fresh.add(target)
+    fresh.fetched(target, [2], [2])
 
 
 def test_a_stopped_peer_does_not_stop_the_others(
