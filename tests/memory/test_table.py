@@ -1,0 +1,379 @@
+"""What the block table and its index promise, seen by the engine and the control plane."""
+
+import struct
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from mpkv.memory import (
+    DUPLICATE,
+    FILLING,
+    LANDING,
+    MISS,
+    MISS_SLOT,
+    PUBLISHED,
+    STALE,
+    Ledger,
+    block_ids,
+)
+from mpkv.memory._native import PINS_MAX
+
+BLOCKS = 8
+KEY_SIZE = 36
+MISS_BYTES = struct.pack("Q", MISS_SLOT)
+
+
+def key(number: int) -> bytes:
+    return bytes(KEY_SIZE - 4) + struct.pack(">I", number)
+
+
+def keys(*numbers: int) -> bytes:
+    return b"".join(map(key, numbers))
+
+
+@pytest.fixture
+def engine() -> Iterator[Ledger]:
+    ledger = Ledger.create(BLOCKS, KEY_SIZE)
+    yield ledger
+    ledger.close()
+
+
+@pytest.fixture
+def control(engine: Ledger) -> Iterator[Ledger]:
+    ledger = Ledger.attach(engine.fd)
+    yield ledger
+    ledger.close()
+
+
+def allocate(engine: Ledger, count: int, state: int = FILLING) -> bytes:
+    allocated = engine.allocate(count, state)
+    assert allocated is not None
+    return allocated[0]
+
+
+def store(engine: Ledger, *numbers: int) -> bytes:
+    """Publish fresh blocks under these keys; their slots."""
+    slots = allocate(engine, len(numbers))
+    assert engine.publish(slots, keys(*numbers), pin=False) == bytes(len(numbers))
+    return slots
+
+
+def unpack(slots: bytes) -> list[tuple[int, int]]:
+    """(generation, block) of each slot."""
+    return [(slot >> 32, slot & 0xFFFFFFFF) for (slot,) in struct.iter_unpack("Q", slots)]
+
+
+def counts(ledger: Ledger, **expected: int) -> bool:
+    found = ledger.counts()
+    return found == dict.fromkeys(found, 0) | expected
+
+
+def test_a_new_ledger_is_all_free(engine: Ledger, control: Ledger) -> None:
+    for ledger in (engine, control):
+        assert (ledger.blocks, ledger.key_size) == (BLOCKS, KEY_SIZE)
+        assert counts(ledger, free=BLOCKS)
+
+
+def test_published_blocks_are_found_by_everyone(engine: Ledger, control: Ledger) -> None:
+    slots = allocate(engine, 3, LANDING)
+    assert counts(engine, free=5, landing=3)
+    assert control.find(key(1)) == -1
+    assert engine.publish(slots, keys(1, 2, 3), pin=False) == bytes([PUBLISHED] * 3)
+    for ledger in (engine, control):
+        assert [ledger.find(key(n)) for n in (1, 2, 3, 4)] == [0, 1, 2, -1]
+        assert ledger.contains_many(keys(1, 9, 3)) == b"\1\0\1"
+        assert ledger.lookup_prefix(keys(3, 2, 1, 4, 1)) == 3
+        assert ledger.lookup_prefix(keys(4, 1)) == 0
+        assert ledger.lookup_prefix(b"") == 0
+        assert counts(ledger, free=5, ready=3)
+
+
+def test_allocation_is_all_or_nothing(engine: Ledger, control: Ledger) -> None:
+    store(engine, 1, 2, 3)
+    assert control.pin_many(keys(1)) != MISS_BYTES
+    assert engine.allocate(BLOCKS, FILLING) is None
+    assert engine.allocate(BLOCKS + 1, FILLING) is None
+    assert engine.lookup_prefix(keys(1, 2, 3)) == 3
+    assert engine.allocate(0, FILLING) == (b"", b"")
+    allocated = engine.allocate(BLOCKS - 1, FILLING)
+    assert allocated is not None
+    assert allocated[1] == keys(2, 3)
+    assert engine.contains_many(keys(1, 2, 3)) == b"\1\0\0"
+
+
+def test_every_allocation_has_a_new_generation(engine: Ledger) -> None:
+    seen = set()
+    for _ in range(4):
+        slots = allocate(engine, BLOCKS)
+        seen |= set(unpack(slots))
+        assert engine.free(slots) == BLOCKS
+    assert len(seen) == 4 * BLOCKS
+    assert {block for _, block in seen} == set(range(BLOCKS))
+
+
+def test_a_slot_of_an_older_generation_does_nothing(engine: Ledger) -> None:
+    old = allocate(engine, BLOCKS)
+    engine.free(old)
+    assert engine.publish(old[:8], key(1), pin=True) == bytes([STALE])
+    assert engine.free(old) == 0
+    new = allocate(engine, BLOCKS)
+    assert engine.publish(old[:8], key(1), pin=True) == bytes([STALE])
+    assert engine.free(old) == 0
+    assert engine.unpin_many(old) == 0
+    assert counts(engine, filling=BLOCKS)
+    assert engine.publish(new[:8] * 2, keys(1, 2), pin=False) == bytes([PUBLISHED, STALE])
+    assert engine.contains_many(keys(1, 2)) == b"\1\0"
+
+
+@pytest.mark.parametrize("slot", [MISS_SLOT, BLOCKS, (1 << 32) | BLOCKS, 0, 1 << 63])
+def test_a_slot_that_never_was_does_nothing(engine: Ledger, control: Ledger, slot: int) -> None:
+    packed = struct.pack("Q", slot)
+    assert engine.publish(packed, key(1), pin=False) == bytes([STALE])
+    assert engine.free(packed) == 0
+    assert engine.unpin_many(packed) == control.unpin_many(packed) == 0
+    assert counts(engine, free=BLOCKS)
+
+
+def test_a_key_is_published_once(engine: Ledger) -> None:
+    store(engine, 1)
+    slots = allocate(engine, 3)
+    assert engine.publish(slots, keys(1, 2, 2), pin=True) == bytes(
+        [DUPLICATE, PUBLISHED, DUPLICATE]
+    )
+    assert engine.find(key(1)) == 0
+    assert counts(engine, free=6, ready=2, engine_pins=1)
+    assert engine.unpin_many(slots) == 1
+    assert engine.free(slots) == 1
+
+
+def test_pins_are_counted_by_owner(engine: Ledger, control: Ledger) -> None:
+    slots = allocate(engine, 2)
+    engine.publish(slots, keys(1, 2), pin=True)
+    assert counts(engine, free=6, ready=2, engine_pins=2)
+    held = control.pin_many(keys(2, 3, 1, 2))
+    assert held == slots[8:] + MISS_BYTES + slots[:8] + slots[8:]
+    assert counts(engine, free=6, ready=2, engine_pins=2, control_pins=3)
+    assert control.unpin_many(held) == 3
+    assert control.unpin_many(held) == 0
+    assert engine.unpin_many(slots) == 2
+    assert engine.unpin_many(slots) == 0
+    assert counts(engine, free=6, ready=2)
+
+
+def test_pin_prefix_stops_at_the_first_miss(engine: Ledger, control: Ledger) -> None:
+    slots = store(engine, 1, 2, 3)
+    assert control.pin_prefix(keys(1, 2, 9, 3)) == slots[:16]
+    assert control.pin_prefix(keys(9, 1)) == b""
+    assert control.pin_prefix(keys(1, 2, 3)) == slots
+    assert counts(engine, free=5, ready=3, control_pins=5)
+
+
+def test_a_pinned_block_is_not_evicted(engine: Ledger, control: Ledger) -> None:
+    store(engine, *range(BLOCKS))
+    held = control.pin_many(keys(*range(BLOCKS - 1)))
+    allocated = engine.allocate(1, FILLING)
+    assert allocated is not None
+    assert allocated[1] == key(BLOCKS - 1)
+    assert engine.allocate(1, FILLING) is None
+    assert control.unpin_many(held[:8]) == 1
+    allocated = engine.allocate(1, FILLING)
+    assert allocated is not None
+    assert allocated[1] == key(0)
+
+
+def test_a_freed_block_drains_until_its_pins_are_gone(engine: Ledger, control: Ledger) -> None:
+    slots = store(engine, 1, 2)
+    held = control.pin_many(keys(1, 1))
+    assert engine.free(slots) == 2
+    assert engine.free(slots) == 0
+    assert counts(engine, free=7, draining=1, control_pins=2)
+    assert control.find(key(1)) == -1
+    assert control.pin_many(key(1)) == MISS_BYTES
+    assert control.unpin_many(held[:8]) == 1
+    assert engine.reclaim() == 0
+    assert control.unpin_many(held[8:]) == 1
+    assert counts(engine, free=7, draining=1)
+    assert engine.reclaim() == 1
+    assert counts(engine, free=BLOCKS)
+
+
+def test_allocation_takes_drained_blocks_when_short(engine: Ledger, control: Ledger) -> None:
+    slots = store(engine, *range(BLOCKS))
+    held = control.pin_many(keys(0))
+    engine.free(slots)
+    assert engine.allocate(BLOCKS, FILLING) is None
+    control.unpin_many(held)
+    assert engine.allocate(BLOCKS, FILLING) is not None
+
+
+def test_a_draining_key_can_be_published_anew(engine: Ledger, control: Ledger) -> None:
+    old = store(engine, 1)
+    control.pin_many(key(1))
+    engine.free(old)
+    new = store(engine, 1)
+    assert control.pin_many(key(1)) == new
+    assert control.unpin_many(old + new) == 2
+
+
+def test_drop_ready_forgets_everything(engine: Ledger, control: Ledger) -> None:
+    store(engine, 1, 2, 3)
+    filling = allocate(engine, 1)
+    held = control.pin_many(key(2))
+    assert engine.drop_ready() == 3
+    assert counts(engine, free=6, filling=1, draining=1, control_pins=1)
+    assert control.contains_many(keys(1, 2, 3)) == bytes(3)
+    assert engine.drop_ready() == 0
+    assert engine.publish(filling, key(4), pin=False) == bytes([PUBLISHED])
+    store(engine, 2)
+    assert control.contains_many(keys(2, 4)) == b"\1\1"
+    assert control.unpin_many(held) == 1
+
+
+def test_the_pins_of_a_dead_control_plane_are_taken_back(engine: Ledger, control: Ledger) -> None:
+    slots = allocate(engine, 2)
+    engine.publish(slots, keys(1, 2), pin=True)
+    held = control.pin_many(keys(1, 1, 2))
+    engine.free(slots[:8])
+    assert engine.zero_control_pins() == 3
+    assert counts(engine, free=6, ready=1, draining=1, engine_pins=2)
+    assert control.unpin_many(held) == 0
+    engine.unpin_many(slots)
+    assert engine.reclaim() == 1
+
+
+@pytest.mark.parametrize("owner", ["engine", "control"])
+def test_a_pin_beyond_the_count_is_a_miss(engine: Ledger, control: Ledger, owner: str) -> None:
+    store(engine, 1)
+    pinner, other = (engine, control) if owner == "engine" else (control, engine)
+    held = pinner.pin_many(key(1) * 70_000)
+    slots = [slot for (slot,) in struct.iter_unpack("Q", held)]
+    assert len(slots) == 70_000
+    assert sum(slot != MISS_SLOT for slot in slots) == PINS_MAX == 4095
+    assert counts(engine, free=7, ready=1, **{f"{owner}_pins": PINS_MAX})
+    other_slot = other.pin_many(key(1))
+    assert other_slot != MISS_BYTES
+    assert other.unpin_many(other_slot) == 1
+    assert pinner.unpin_many(held) == PINS_MAX
+    assert counts(engine, free=7, ready=1)
+
+
+@pytest.mark.parametrize("key_size", [5, 7, 8, 16, 36, 63, 64])
+def test_keys_of_every_size_are_told_apart(key_size: int) -> None:
+    engine = Ledger.create(500, key_size)
+    known = [n.to_bytes(4) + bytes(key_size - 5) + bytes([n % 3]) for n in range(500)]
+    if key_size > 5:
+        known[1::2] = [bytes(key_size - 4) + n.to_bytes(4) for n in range(1, 500, 2)]
+    slots = allocate(engine, 500)
+    assert engine.publish(slots, b"".join(known), pin=False) == bytes(500)
+    assert [engine.find(k) for k in known] == list(range(500))
+    assert engine.contains_many(b"\xff" * key_size) == b"\0"
+    allocated = engine.allocate(500, FILLING)
+    assert allocated is not None
+    assert allocated[1] == b"".join(known)
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("blocks", "key_size"), [(0, 36), (-1, 36), (1 << 29, 36), (8, 4), (8, 65)]
+)
+def test_a_bad_shape_is_refused(blocks: int, key_size: int) -> None:
+    with pytest.raises((ValueError, OverflowError)):
+        Ledger.create(blocks, key_size)
+
+
+def test_a_blob_of_odd_length_is_refused(engine: Ledger) -> None:
+    slots = allocate(engine, 1)
+    for call in (
+        engine.lookup_prefix,
+        engine.contains_many,
+        engine.pin_many,
+        engine.pin_prefix,
+        engine.touch_many,
+    ):
+        with pytest.raises(ValueError, match="keys of 37 bytes are no whole number of items of 36"):
+            call(key(1) + b"x")
+    for call in (engine.unpin_many, engine.free, block_ids):
+        with pytest.raises(ValueError, match="slots of 9 bytes"):
+            call(slots + b"x")
+    with pytest.raises(ValueError, match="Expected a key of 36 bytes, found 35"):
+        engine.find(key(1)[1:])
+    with pytest.raises(ValueError, match="as many keys as slots, found 1 slots and 2"):
+        engine.publish(slots, keys(1, 2), pin=False)
+    with pytest.raises(ValueError, match="LANDING"):
+        engine.allocate(1, 0)
+    with pytest.raises(ValueError, match="count"):
+        engine.allocate(-1, FILLING)
+    assert counts(engine, free=7, filling=1)
+
+
+def test_only_the_creator_may_write(control: Ledger) -> None:
+    for call in (
+        lambda: control.allocate(1, FILLING),
+        lambda: control.publish(b"", b"", pin=False),
+        lambda: control.free(b""),
+        lambda: control.set_epoch(1),
+        control.drop_ready,
+        control.reclaim,
+        control.zero_control_pins,
+    ):
+        with pytest.raises(PermissionError, match="Only the process that created the ledger"):
+            call()
+
+
+def test_the_epoch_is_seen_by_everyone(engine: Ledger, control: Ledger) -> None:
+    assert engine.epoch == control.epoch == 0
+    engine.set_epoch(1 << 40)
+    assert engine.epoch == control.epoch == 1 << 40
+
+
+def test_block_ids_of_slots(engine: Ledger) -> None:
+    engine.free(allocate(engine, 3))
+    slots = allocate(engine, 3)
+    assert struct.unpack("4I", block_ids(slots + MISS_BYTES)) == (
+        *(block for _, block in unpack(slots)),
+        MISS,
+    )
+
+
+def test_a_closed_ledger_refuses_every_call(engine: Ledger) -> None:
+    counters = engine.counters("engine")
+    engine.close()
+    engine.close()
+    for call in (
+        engine.counts,
+        engine.drop_ready,
+        counters.read,
+        lambda: engine.find(key(1)),
+        lambda: engine.pin_many(key(1)),
+        lambda: engine.epoch,
+    ):
+        with pytest.raises(ValueError, match="closed"):
+            call()
+
+
+def test_threads_cannot_break_a_ledger() -> None:
+    """Batches run without the GIL: a second writer and close() are turned away meanwhile."""
+    blocks = 20_000
+    engine = Ledger.create(blocks, KEY_SIZE)
+    packed = keys(*range(blocks))
+    refusals: list[str] = []
+
+    def write() -> None:
+        try:
+            for _ in range(30):
+                allocated = engine.allocate(blocks, FILLING)
+                if allocated is not None:
+                    engine.publish(allocated[0], packed, pin=False)
+        except (RuntimeError, ValueError) as refusal:
+            refusals.append(str(refusal))
+
+    threads = [threading.Thread(target=write) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert set(refusals) <= {"The ledger has one writer, and another thread is writing."}
+    found = engine.counts()
+    assert found["free"] + found["filling"] + found["ready"] == blocks
+    engine.close()
