@@ -27,6 +27,7 @@ from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
 from mpkv.engine.compatibility import build_compatibility
+from mpkv.engine.logs import log_beside_vllm
 from mpkv.engine.manager import MpkvManager
 from mpkv.engine.source import parse_source
 from mpkv.errors import ConfigRefused
@@ -41,6 +42,7 @@ class MpkvConnector(OffloadingConnector):
     def __init__(
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
     ) -> None:
+        log_beside_vllm()
         _refuse_what_is_not_supported(vllm_config)
         super().__init__(vllm_config, role, kv_cache_config)
         # Worker reports still owed for jobs that a cache reset made stale, where vLLM
@@ -66,7 +68,7 @@ class MpkvConnector(OffloadingConnector):
         except Exception:
             # vLLM does not guard this hook: what is raised here ends the engine, for
             # what must be no worse than a miss.
-            log.exception("mpkv: no pull for request %s", request.request_id)
+            log.exception("no pull for request %s", request.request_id)
 
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int

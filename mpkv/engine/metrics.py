@@ -26,6 +26,7 @@ PULLED_BYTES = "mpkv:pulled_bytes"
 MISSES = "mpkv:pull_misses"
 HELPER_EVENTS = "mpkv:helper_events"
 TIER_BLOCKS = "mpkv:tier_blocks"
+CONTENT_EPOCH = "mpkv:content_epoch"
 
 DELAY_BUCKETS = (
     0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0,
@@ -70,6 +71,9 @@ def definitions() -> dict[str, OffloadingMetricMetadata]:
             documentation="Blocks of the CPU tier by state, and pins on them.",
             labelnames=("state",),
         ),
+        CONTENT_EPOCH: OffloadingGaugeMetadata(
+            documentation="Cache resets so far; engines share only at equal numbers."
+        ),
     }
 
 
@@ -98,7 +102,7 @@ class Meter:
     def missed(self, peer: str, reason: MissReason, detail: str) -> None:
         self._stats.increase_counter(MISSES, 1, (self._label(peer), reason.value))
         if reason in (MissReason.NOT_HELD, MissReason.ABORTED):
-            log.debug("mpkv: nothing pulled from %s: %s (%s)", peer, reason.value, detail)
+            log.debug("nothing pulled from %s: %s (%s)", peer, reason.value, detail)
             return
         now = time.monotonic()
         last = self._warned.get((peer, reason.value), -WARN_EVERY_S)
@@ -107,7 +111,7 @@ class Meter:
                 self._warned.clear()
             self._warned[(peer, reason.value)] = now
             log.warning(
-                "mpkv: a pull from %s failed: %s (%s); the request computes locally",
+                "a pull from %s failed: %s (%s); the request computes locally",
                 peer,
                 reason.value,
                 detail,
@@ -127,6 +131,7 @@ class Meter:
     def _sample(self) -> None:
         for state, count in self._ledger.counts().items():
             self._stats.set_gauge(TIER_BLOCKS, count, (state,))
+        self._stats.set_gauge(CONTENT_EPOCH, self._ledger.epoch)
         for role in ("control", "target", "initiator"):
             for event, total in self._ledger.counters(role).read().items():
                 before = self._helper_totals.get((role, event), 0)

@@ -52,6 +52,10 @@ class HelperProcess:
     def alive(self) -> bool:
         return not _readable(self.pidfd, 0.0)
 
+    def wait(self, limit_s: float) -> None:
+        """Give the process up to `limit_s` to end by itself."""
+        _readable(self.pidfd, limit_s)
+
     def signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, number)
@@ -66,16 +70,6 @@ class HelperProcess:
         code = self._popen.wait(REAP_S)
         os.close(self.pidfd)
         return code
-
-
-def terminate(helpers: list[HelperProcess]) -> None:
-    """Ask all to leave, give them `TERMINATE_S` together, then kill and reap each."""
-    for helper in helpers:
-        helper.signal(signal.SIGTERM)
-    for helper in helpers:
-        _readable(helper.pidfd, TERMINATE_S)
-    for helper in helpers:
-        helper.reap()
 
 
 def _readable(fd: int, timeout_s: float) -> bool:

@@ -181,7 +181,7 @@ class PullBook:
             try:
                 record = link.from_control.pop()
             except SegmentRefused as error:
-                log.error("mpkv: the control plane wrote an impossible record: %s", error)
+                log.error("the control plane wrote an impossible record: %s", error)
                 self._supervisor.distrust(link.generation)
                 return
             if record is None:
@@ -289,7 +289,7 @@ class PullBook:
         try:
             message = self._decode(record)
         except msgspec.MsgspecError as error:
-            log.error("mpkv: a record of the control plane cannot be read (%s); dropped", error)
+            log.error("a record of the control plane cannot be read (%s); dropped", error)
             return
         if isinstance(message, SlotsReturned):
             held = self._held.get(message.pull)
@@ -299,7 +299,7 @@ class PullBook:
             return
         pull = self._open.get(message.pull)
         if pull is None or pull.generation != link.generation:
-            log.debug("mpkv: a record for pull %s, which is not open; dropped", message.pull)
+            log.debug("a record for pull %s, which is not open; dropped", message.pull)
             return
         del self._open[pull.number]
         if isinstance(message, Pulled):
@@ -327,7 +327,7 @@ class PullBook:
             or message.slots != pull.slots[:used]
         ):
             self._release(pull)
-            log.error("mpkv: pull %s names keys or slots it was not given", pull.number)
+            log.error("pull %s names keys or slots it was not given", pull.number)
             if not pull.settled:
                 self._settle(pull, MissReason.TRANSFER_FAILED, "its result is malformed")
             return

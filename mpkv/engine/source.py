@@ -30,7 +30,7 @@ def parse_source(params: dict[str, Any] | None) -> str | None:
         or not 0 < port < 65536
     ):
         log.warning(
-            "mpkv: kv_transfer_params.remote_kv_source needs remote_host (a name or address) "
+            "kv_transfer_params.remote_kv_source needs remote_host (a name or address) "
             "and remote_port (1-65535), found %.200r; the request computes locally",
             named,
         )

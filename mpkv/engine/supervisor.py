@@ -13,6 +13,7 @@ import os
 import select
 import signal
 import socket
+import subprocess
 import threading
 import time
 import uuid
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from mpkv.engine.process import HelperProcess, terminate
+from mpkv.engine.process import TERMINATE_S, HelperProcess
 from mpkv.memory import Consumer, Ledger, Producer, Ring
 from mpkv.messages import (
     Compatibility,
@@ -41,9 +42,9 @@ TO_ENGINE_BYTES = 4 << 20
 REGISTRATION_BYTES = 4 << 20
 
 FIRST_BACKOFF_S = 0.1
-LONGEST_BACKOFF_S = 10.0
+LONGEST_BACKOFF_S = 5.0
 # A helper that lived this long starts again with the first back-off.
-SETTLED_S = 30.0
+SETTLED_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -142,22 +143,29 @@ class Supervisor:
         backoff = _Backoff()
         stopping = False
         while not stopping:
+            backoff.started()
             try:
-                generation = self._spawn_generation()
-            except OSError as error:
-                log.error(
-                    "mpkv [%s]: helpers cannot be started (%s); sharing is off, trying again",
+                stopping = self._live_once()
+            except Exception as error:
+                # Whatever it is, an engine without helpers must not stay without them.
+                log.exception(
+                    "[%s] helpers cannot be kept running (%s); sharing is off, trying again",
                     self._label,
                     error,
                 )
-            else:
-                backoff.started()
-                self.generation = generation
-                stopping = self._watch_generation(generation)
-                self._end_generation(generation, stopping)
             if not stopping:
                 backoff.failed()
                 stopping = self._stopped_within(backoff.due_at - time.monotonic())
+
+    def _live_once(self) -> bool:
+        """Spawn a generation and stay with it to its end; True to stop for good."""
+        self.generation = self._spawn_generation()
+        stopping = False
+        try:
+            stopping = self._watch_generation(self.generation)
+        finally:
+            self._end_generation(self.generation, stopping)
+        return stopping
 
     def _watch_generation(self, generation: Generation) -> bool:
         """Return when the generation is over: True to stop, False to replace it."""
@@ -178,17 +186,18 @@ class Supervisor:
             for helper in (generation.control, generation.target):
                 if helper.pidfd in ready:
                     log.warning(
-                        "mpkv [%s]: %s is gone; replacing the helpers", self._label, helper.module
+                        "[%s] %s (pid %s) is gone; replacing the helpers",
+                        self._label,
+                        helper.module,
+                        helper.pid,
                     )
                     return False
             initiator = generation.initiator
             if initiator is not None and initiator.pidfd in ready:
-                code = initiator.reap()
+                code = self._reap(initiator)
                 generation.initiator = None
                 self._initiator_backoff.failed()
-                log.warning(
-                    "mpkv [%s]: the initiator is gone (exit %s); replacing it", self._label, code
-                )
+                log.warning("[%s] the initiator is gone (exit %s); replacing it", self._label, code)
 
     def _poll(self, generation: Generation, wait_s: float | None) -> set[int]:
         poller = select.poll()
@@ -296,10 +305,11 @@ class Supervisor:
             ),
             to_control=RingEnds(to_control.fd, self._control_wake),
             trace_dir=self._settings.trace_dir,
+            ledger_fd=self._ledger.fd if from_control is not None else -1,
         )
         fds = [self._tier.fd, self._engine_pidfd, to_control.fd, self._control_wake]
         if from_control is not None and control is not None:
-            fds += [from_control.fd, self._initiator_wake, control.pidfd]
+            fds += [from_control.fd, self._initiator_wake, control.pidfd, self._ledger.fd]
         return HelperProcess("mpkv.registration", start, fds)
 
     def _spawn_initiator(self, generation: Generation) -> None:
@@ -313,9 +323,7 @@ class Supervisor:
             )
         except OSError as error:
             self._initiator_backoff.failed()
-            log.error(
-                "mpkv [%s]: the initiator cannot be started (%s); trying again", self._label, error
-            )
+            log.error("[%s] the initiator cannot be started (%s); trying again", self._label, error)
             return
         self._initiator_backoff.started()
         generation.initiator = initiator
@@ -339,15 +347,30 @@ class Supervisor:
         helpers = [generation.control, generation.target]
         if generation.initiator is not None:
             helpers.insert(0, generation.initiator)
-        if stopping:
-            terminate(helpers)
-        else:
-            for helper in helpers:
-                helper.signal(signal.SIGKILL)
-            for helper in helpers:
-                helper.reap()
+        for helper in helpers:
+            helper.signal(signal.SIGTERM if stopping else signal.SIGKILL)
+        for helper in helpers:
+            if stopping:
+                helper.wait(TERMINATE_S)
+            self._reap(helper)
         generation.channel.close()
         # Reaped: nobody else can change these pins, and the next control plane does
         # not exist yet.
         self._ledger.zero_control_pins()
         self.dead.append(generation.number)
+
+    def _reap(self, helper: HelperProcess) -> int:
+        """Wait until the process is certainly gone: only then may slots be used again.
+
+        One that even SIGKILL does not end hangs in the kernel; sharing is off meanwhile.
+        """
+        while True:
+            try:
+                return helper.reap()
+            except subprocess.TimeoutExpired:
+                log.error(
+                    "[%s] %s (pid %s) does not end; sharing is off until it has",
+                    self._label,
+                    helper.module,
+                    helper.pid,
+                )

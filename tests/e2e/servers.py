@@ -1,5 +1,6 @@
 """Real vLLM servers for the end-to-end tests, started as a user starts them."""
 
+import contextlib
 import http.client
 import json
 import os
@@ -29,6 +30,7 @@ args = [
 ]
 [vllm.env]
 VLLM_CPU_KVCACHE_SPACE = "1"
+VLLM_SERVER_DEV_MODE = "1" # for /reset_prefix_cache
 [tier]
 size = "128MiB"
 [pull]
@@ -40,6 +42,7 @@ NODE = """
 name = "{name}"
 port = {port}
 http_port = {http_port}
+vllm_args = {args}
 vllm_env = {{ VLLM_CPU_OMP_THREADS_BIND = "{core}" }}
 """
 
@@ -122,6 +125,17 @@ class Server:
         parsed = json.loads(answer)
         return Answer(parsed["choices"][0]["token_ids"], parsed["usage"]["prompt_tokens"])
 
+    def abandon(self, prompt: list[int], source: NodePlan, after_s: float) -> None:
+        """Ask for an answer and hang up `after_s` later."""
+        with contextlib.suppress(TimeoutError):
+            self.complete(prompt, source=source, max_tokens=200, timeout_s=after_s)
+
+    def reset_cache(self, *, running: bool) -> bool:
+        """vLLM's own reset of all caches, the connector's too; False if it refused."""
+        flags = f"reset_external=true&reset_running_requests={str(running).lower()}"
+        status, answer = self._request("POST", f"/reset_prefix_cache?{flags}", None, 60.0)
+        return status == 200 and bool(json.loads(answer)["success"])
+
     def metric(self, name: str, **labels: str) -> float:
         """The sum of the samples of `name` whose labels include `labels`."""
         _, text = self._request("GET", "/metrics", None, 10.0)
@@ -201,7 +215,12 @@ class Fleet:
         text = CLUSTER.format(model=model)
         for core, plan in enumerate((self.a, self.b)):
             text += NODE.format(
-                name=plan.name, port=plan.port, http_port=plan.http_port, core=core % os.cpu_count()
+                name=plan.name,
+                port=plan.port,
+                http_port=plan.http_port,
+                core=core % os.cpu_count(),
+                # Little enough on b that a few requests preempt each other.
+                args=json.dumps(["--num-gpu-blocks-override", "160"] if plan is self.b else []),
             )
         self._file.write_text(text)
         self.servers: list[Server] = []

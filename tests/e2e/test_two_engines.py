@@ -3,6 +3,7 @@
 The tests share one pair and run in order; each leaves both engines serving.
 """
 
+import random
 import signal
 import threading
 import time
@@ -100,6 +101,51 @@ def test_a_busy_source_grants_while_its_step_runs(
         ended = min((at for at in done if at > started), default=0.0)
         inside += started < grant < ended
     assert inside >= 1, "no grant fell into a running step"
+
+
+def test_aborts_preemptions_and_resets_at_random(pair: Pair, expected: Expected) -> None:
+    a, b = pair
+    for name in PROMPTS:
+        a.complete(PROMPTS[name], max_tokens=1)
+    preemptions = b.metric("vllm:num_preemptions_total")
+    stop = threading.Event()
+    answered: list[int] = []
+
+    def keep_asking(seed: int) -> None:
+        generator = random.Random(seed)
+        while not stop.is_set():
+            tokens = PROMPTS[generator.choice(list(PROMPTS))]
+            if generator.random() < 0.5:
+                b.abandon(tokens, a.plan, generator.uniform(0.01, 0.6))
+            else:
+                answered.append(len(b.complete(tokens, source=a.plan, max_tokens=20).tokens))
+
+    askers = [threading.Thread(target=keep_asking, args=(seed,)) for seed in range(6)]
+    for asker in askers:
+        asker.start()
+    generator = random.Random(30)
+    for _ in range(12):
+        stop.wait(generator.uniform(0.5, 2.0))
+        b.reset_cache(running=generator.random() < 0.5)
+    stop.set()
+    for asker in askers:
+        asker.join(timeout=180)
+        assert not asker.is_alive(), "a request never ended"
+    assert answered
+    assert set(answered) == {20}
+    assert b.metric("vllm:num_preemptions_total") > preemptions
+    # Resets mean new content to mpkv: only at equal counts do the two share again.
+    while _epoch(a) < _epoch(b):
+        a.reset_cache(running=False)
+    for name in ("whole", "half", "unknown"):
+        assert b.complete(PROMPTS[name], source=a.plan).tokens == expected[name]
+
+
+def _epoch(server: Server) -> float:
+    """How often the server's caches were reset; a step brings the gauge up to date."""
+    time.sleep(1.1)  # Gauges are sampled once a second, at a step.
+    server.complete([65] * 3, max_tokens=2)
+    return server.metric("mpkv:content_epoch")
 
 
 def test_a_source_that_never_answers(pair: Pair, expected: Expected) -> None:

@@ -2,7 +2,12 @@
 
 import os
 import time
+import uuid
 from dataclasses import dataclass
+
+# Inherited by all that this test run starts, so that it sees nobody else's processes.
+MARK = f"MPKV_TEST_RUN={uuid.uuid4().hex}"
+os.environ.update([MARK.split("=")])
 
 
 @dataclass(frozen=True)
@@ -39,10 +44,12 @@ def _helpers() -> frozenset[int]:
         try:
             with open(f"/proc/{entry}/cmdline") as file:
                 command = file.read()
+            with open(f"/proc/{entry}/environ") as file:
+                ours = MARK in file.read()
             with open(f"/proc/{entry}/stat") as file:
                 state = file.read().rpartition(")")[2].split()[0]
-        except (FileNotFoundError, ProcessLookupError):
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue
-        if state != "Z" and ("mpkv.control" in command or "mpkv.registration" in command):
+        if ours and state != "Z" and ("mpkv.control" in command or "mpkv.registration" in command):
             found.add(int(entry))
     return frozenset(found)

@@ -227,7 +227,7 @@ class StandIn:
             assert time.monotonic() < until, "the helpers did not become ready"
             time.sleep(0.005)
 
-    def helper(self, name: str, limit_s: float = 10.0) -> HelperProcess:
+    def helper(self, name: str, limit_s: float = 20.0) -> HelperProcess:
         """The running `control`, `target` or `initiator`, once it has been started."""
         until = time.monotonic() + limit_s
         while True:
