@@ -28,14 +28,16 @@ from mpkv_cli.tiny_model import make_tiny_model
 from tests.cli.command import GOOD, REPOSITORY, free_port, stand_in_vllm, write_config
 
 # Like vLLM it has a child in its session and a mapped file in /dev/shm; unlike vLLM
-# neither process heeds SIGTERM.
+# neither process heeds SIGTERM. Semaphores get their names after they are mapped.
 STUBBORN = """
 import mmap, os, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 path = f"/dev/shm/mpkv-test-{os.getpid()}"
-with open(path, "wb+") as file:
+with open(path + ".draft", "wb+") as file:
     file.truncate(4096)
     region = mmap.mmap(file.fileno(), 4096)
+os.link(path + ".draft", path)
+os.unlink(path + ".draft")
 child = os.fork()
 if child:
     print("up", os.getpid(), child, flush=True)

@@ -19,7 +19,8 @@ from mpkv_cli.serve import flag_value
 
 POLL_S = 0.25
 # vLLM ends within two or three seconds of SIGTERM; a hung one is killed after this.
-TERMINATE_S = 15.0
+TERMINATE_S = 7.0
+TERMINATE_TRIES = 2
 # Its engine and workers follow it.
 FOLLOW_S = 5.0
 KILL_S = 10.0
@@ -102,27 +103,34 @@ def wait_healthy(
 def stop_all(replicas: Sequence[Replica]) -> None:
     """End every process of the replicas and remove what they leave in shared memory."""
     sessions = {replica.session() for replica in replicas} - {None}
-    mapped: set[Path] = set()
-    for replica in replicas:
-        replica.terminate()
+    used: set[int] = set()
 
     def wait(timeout_s: float, over: Callable[[], bool]) -> None:
         deadline = time.monotonic() + timeout_s
         while not over() and time.monotonic() < deadline:
-            mapped.update(_mapped_shared_memory(_members(sessions)))
+            used.update(_shared_memory_inodes(_members(sessions)))
             time.sleep(POLL_S)
 
-    wait(TERMINATE_S, lambda: all(replica.ended() for replica in replicas))
+    def all_ended() -> bool:
+        return all(replica.ended() for replica in replicas)
+
+    # vLLM misses a SIGTERM that comes in the moment when its start is complete.
+    for _ in range(TERMINATE_TRIES):
+        for replica in replicas:
+            replica.terminate()
+        wait(TERMINATE_S, all_ended)
     wait(FOLLOW_S, lambda: not _members(sessions))
     left = _members(sessions)
     for process in left:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(left, KILL_S)
-    wait(KILL_S, lambda: all(replica.ended() for replica in replicas))
+    wait(KILL_S, all_ended)
     # Only killed processes leave these; an orderly end removes them itself.
-    for path in mapped:
-        path.unlink(missing_ok=True)
+    for path in SHARED_MEMORY.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_ino in used:
+                path.unlink()
 
 
 def _members(sessions: set[int | None]) -> list[psutil.Process]:
@@ -137,12 +145,13 @@ def _members(sessions: set[int | None]) -> list[psutil.Process]:
     return members
 
 
-def _mapped_shared_memory(processes: list[psutil.Process]) -> set[Path]:
-    """Files of /dev/shm that the processes use and that still have their names."""
-    paths: set[Path] = set()
+def _shared_memory_inodes(processes: list[psutil.Process]) -> set[int]:
+    """The files of /dev/shm that the processes map, by inode: a semaphore's file has
+    been renamed since it was mapped."""
+    inodes: set[int] = set()
     for process in processes:
         with contextlib.suppress(OSError):
             maps = Path(f"/proc/{process.pid}/maps").read_text()
-            names = re.findall(rf" ({SHARED_MEMORY}/\S+)$", maps, re.MULTILINE)
-            paths |= {Path(name) for name in names}
-    return paths
+            found = re.findall(rf" (\d+) +{SHARED_MEMORY}/", maps)
+            inodes |= {int(inode) for inode in found}
+    return inodes
