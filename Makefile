@@ -15,7 +15,7 @@ NEXT := build/vllm-0.33
 
 NATIVE := $(wildcard mpkv/memory/native/*.c mpkv/memory/native/*.h)
 
-.PHONY: demo test lint type clean
+.PHONY: demo test lint type tsan clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.mpkv
@@ -29,6 +29,10 @@ lint: .venv/.mpkv
 
 type: .venv/.mpkv
 	@$(BIN)/mypy
+
+# The C core under ThreadSanitizer; part of `make test` too.
+tsan: .venv/.mpkv
+	@$(BIN)/python -m pytest tests/memory/test_tsan.py
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
