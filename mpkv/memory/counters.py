@@ -32,6 +32,7 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
         "hellos",
         "hellos_refused",
         "hellos_too_early",
+        "pings",
         "asks",
         "grants",
         "grants_empty",

@@ -83,6 +83,23 @@ def echo(there_fd: int, wake_fd: int, back_fd: int, count: int) -> None:
         assert producer.push(pop_or_sleep(consumer, wake_fd))
 
 
+def push(ring_fd: int, wake_fd: int, count: int) -> None:
+    """`count` short records as fast as there is room."""
+    producer = Ring.attach(ring_fd).producer(wake_fd)
+    record = bytes(64)
+    while count > 0:
+        count -= producer.push(record)
+
+
+def stamp(there_fd: int, wake_fd: int, back_fd: int, count: int) -> None:
+    """Answer each record with the time at which it was popped."""
+    consumer = Ring.attach(there_fd).consumer(wake_fd)
+    producer = Ring.attach(back_fd).producer(-1)
+    for _ in range(count):
+        pop_or_sleep(consumer, wake_fd)
+        assert producer.push(time.monotonic_ns().to_bytes(8))
+
+
 def make_key(number: int) -> bytes:
     return random.Random(number).randbytes(KEY_SIZE - 4) + struct.pack(">I", number % 3)
 
@@ -122,6 +139,8 @@ ROLES: dict[str, Callable[..., None]] = {
     "produce": produce,
     "consume": consume,
     "echo": echo,
+    "push": push,
+    "stamp": stamp,
     "pin": pin,
 }
 

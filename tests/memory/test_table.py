@@ -1,8 +1,6 @@
 """What the block table and its index promise, seen by the engine and the control plane."""
 
 import struct
-import threading
-from collections.abc import Iterator
 
 import pytest
 
@@ -18,55 +16,17 @@ from mpkv.memory import (
     block_ids,
 )
 from mpkv.memory._native import PINS_MAX
-
-BLOCKS = 8
-KEY_SIZE = 36
-MISS_BYTES = struct.pack("Q", MISS_SLOT)
-
-
-def key(number: int) -> bytes:
-    return bytes(KEY_SIZE - 4) + struct.pack(">I", number)
-
-
-def keys(*numbers: int) -> bytes:
-    return b"".join(map(key, numbers))
-
-
-@pytest.fixture
-def engine() -> Iterator[Ledger]:
-    ledger = Ledger.create(BLOCKS, KEY_SIZE)
-    yield ledger
-    ledger.close()
-
-
-@pytest.fixture
-def control(engine: Ledger) -> Iterator[Ledger]:
-    ledger = Ledger.attach(engine.fd)
-    yield ledger
-    ledger.close()
-
-
-def allocate(engine: Ledger, count: int, state: int = FILLING) -> bytes:
-    allocated = engine.allocate(count, state)
-    assert allocated is not None
-    return allocated[0]
-
-
-def store(engine: Ledger, *numbers: int) -> bytes:
-    """Publish fresh blocks under these keys; their slots."""
-    slots = allocate(engine, len(numbers))
-    assert engine.publish(slots, keys(*numbers), pin=False) == bytes(len(numbers))
-    return slots
-
-
-def unpack(slots: bytes) -> list[tuple[int, int]]:
-    """(generation, block) of each slot."""
-    return [(slot >> 32, slot & 0xFFFFFFFF) for (slot,) in struct.iter_unpack("Q", slots)]
-
-
-def counts(ledger: Ledger, **expected: int) -> bool:
-    found = ledger.counts()
-    return found == dict.fromkeys(found, 0) | expected
+from tests.memory.blocks import (
+    BLOCKS,
+    KEY_SIZE,
+    MISS_BYTES,
+    allocate,
+    counts,
+    key,
+    keys,
+    store,
+    unpack,
+)
 
 
 def test_a_new_ledger_is_all_free(engine: Ledger, control: Ledger) -> None:
@@ -126,13 +86,15 @@ def test_a_slot_of_an_older_generation_does_nothing(engine: Ledger) -> None:
     assert engine.contains_many(keys(1, 2)) == b"\1\0"
 
 
-@pytest.mark.parametrize("slot", [MISS_SLOT, BLOCKS, (1 << 32) | BLOCKS, 0, 1 << 63])
-def test_a_slot_that_never_was_does_nothing(engine: Ledger, control: Ledger, slot: int) -> None:
-    packed = struct.pack("Q", slot)
-    assert engine.publish(packed, key(1), pin=False) == bytes([STALE])
-    assert engine.free(packed) == 0
-    assert engine.unpin_many(packed) == control.unpin_many(packed) == 0
-    assert counts(engine, free=BLOCKS)
+def test_an_older_slot_gives_back_no_pin_of_a_newer_one(engine: Ledger, control: Ledger) -> None:
+    store(engine, *range(BLOCKS))
+    old = control.pin_many(key(1))
+    assert control.unpin_many(old) == 1
+    engine.drop_ready()
+    store(engine, *range(BLOCKS))
+    new = control.pin_many(keys(*range(BLOCKS)))
+    assert control.unpin_many(old) == 0
+    assert control.unpin_many(new) == BLOCKS
 
 
 def test_a_key_is_published_once(engine: Ledger) -> None:
@@ -274,53 +236,6 @@ def test_keys_of_every_size_are_told_apart(key_size: int) -> None:
     engine.close()
 
 
-@pytest.mark.parametrize(
-    ("blocks", "key_size"), [(0, 36), (-1, 36), (1 << 29, 36), (8, 4), (8, 65)]
-)
-def test_a_bad_shape_is_refused(blocks: int, key_size: int) -> None:
-    with pytest.raises((ValueError, OverflowError)):
-        Ledger.create(blocks, key_size)
-
-
-def test_a_blob_of_odd_length_is_refused(engine: Ledger) -> None:
-    slots = allocate(engine, 1)
-    for call in (
-        engine.lookup_prefix,
-        engine.contains_many,
-        engine.pin_many,
-        engine.pin_prefix,
-        engine.touch_many,
-    ):
-        with pytest.raises(ValueError, match="keys of 37 bytes are no whole number of items of 36"):
-            call(key(1) + b"x")
-    for call in (engine.unpin_many, engine.free, block_ids):
-        with pytest.raises(ValueError, match="slots of 9 bytes"):
-            call(slots + b"x")
-    with pytest.raises(ValueError, match="Expected a key of 36 bytes, found 35"):
-        engine.find(key(1)[1:])
-    with pytest.raises(ValueError, match="as many keys as slots, found 1 slots and 2"):
-        engine.publish(slots, keys(1, 2), pin=False)
-    with pytest.raises(ValueError, match="LANDING"):
-        engine.allocate(1, 0)
-    with pytest.raises(ValueError, match="count"):
-        engine.allocate(-1, FILLING)
-    assert counts(engine, free=7, filling=1)
-
-
-def test_only_the_creator_may_write(control: Ledger) -> None:
-    for call in (
-        lambda: control.allocate(1, FILLING),
-        lambda: control.publish(b"", b"", pin=False),
-        lambda: control.free(b""),
-        lambda: control.set_epoch(1),
-        control.drop_ready,
-        control.reclaim,
-        control.zero_control_pins,
-    ):
-        with pytest.raises(PermissionError, match="Only the process that created the ledger"):
-            call()
-
-
 def test_the_epoch_is_seen_by_everyone(engine: Ledger, control: Ledger) -> None:
     assert engine.epoch == control.epoch == 0
     engine.set_epoch(1 << 40)
@@ -334,46 +249,3 @@ def test_block_ids_of_slots(engine: Ledger) -> None:
         *(block for _, block in unpack(slots)),
         MISS,
     )
-
-
-def test_a_closed_ledger_refuses_every_call(engine: Ledger) -> None:
-    counters = engine.counters("engine")
-    engine.close()
-    engine.close()
-    for call in (
-        engine.counts,
-        engine.drop_ready,
-        counters.read,
-        lambda: engine.find(key(1)),
-        lambda: engine.pin_many(key(1)),
-        lambda: engine.epoch,
-    ):
-        with pytest.raises(ValueError, match="closed"):
-            call()
-
-
-def test_threads_cannot_break_a_ledger() -> None:
-    """Batches run without the GIL: a second writer and close() are turned away meanwhile."""
-    blocks = 20_000
-    engine = Ledger.create(blocks, KEY_SIZE)
-    packed = keys(*range(blocks))
-    refusals: list[str] = []
-
-    def write() -> None:
-        try:
-            for _ in range(30):
-                allocated = engine.allocate(blocks, FILLING)
-                if allocated is not None:
-                    engine.publish(allocated[0], packed, pin=False)
-        except (RuntimeError, ValueError) as refusal:
-            refusals.append(str(refusal))
-
-    threads = [threading.Thread(target=write) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert set(refusals) <= {"The ledger has one writer, and another thread is writing."}
-    found = engine.counts()
-    assert found["free"] + found["filling"] + found["ready"] == blocks
-    engine.close()

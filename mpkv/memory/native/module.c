@@ -110,6 +110,7 @@ static bool add_layout(PyObject *module)
         {"ledger.epoch", offsetof(struct ledger_shared, epoch)},
         {"ledger.counters", offsetof(struct ledger_shared, counters)},
         {"ledger.entries", offsetof(struct ledger_shared, entries)},
+        {"entry.key", offsetof(struct block_entry, key)},
     };
     PyObject *offsets = PyDict_New();
     bool added = offsets != NULL;
