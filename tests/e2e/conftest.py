@@ -26,6 +26,7 @@ PROMPTS = {
     "base": prompt("base", 16 * BLOCK + 1),
     "half": prompt("base", 16 * BLOCK) + prompt("half", 16 * BLOCK + 5),
     "unknown": prompt("unknown", 8 * BLOCK + 3),
+    **{f"load{i}": prompt(f"load{i}", 20 * BLOCK + 11) for i in range(6)},
     **{f"busy{i}": prompt(f"busy{i}", 16 * BLOCK + 9) for i in range(3)},
     **{
         name: prompt(name, 8 * BLOCK + 7)

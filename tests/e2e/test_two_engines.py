@@ -3,6 +3,8 @@
 The tests share one pair and run in order; each leaves both engines serving.
 """
 
+import contextlib
+import os
 import random
 import signal
 import threading
@@ -105,8 +107,9 @@ def test_a_busy_source_grants_while_its_step_runs(
 
 def test_aborts_preemptions_and_resets_at_random(pair: Pair, expected: Expected) -> None:
     a, b = pair
-    for name in PROMPTS:
-        a.complete(PROMPTS[name], max_tokens=1)
+    load = [PROMPTS[f"load{i}"] for i in range(6)]
+    for tokens in load:
+        a.complete(tokens, max_tokens=1)
     preemptions = b.metric("vllm:num_preemptions_total")
     stop = threading.Event()
     answered: list[int] = []
@@ -114,7 +117,7 @@ def test_aborts_preemptions_and_resets_at_random(pair: Pair, expected: Expected)
     def keep_asking(seed: int) -> None:
         generator = random.Random(seed)
         while not stop.is_set():
-            tokens = PROMPTS[generator.choice(list(PROMPTS))]
+            tokens = generator.choice(load)
             if generator.random() < 0.5:
                 b.abandon(tokens, a.plan, generator.uniform(0.01, 0.6))
             else:
@@ -134,11 +137,19 @@ def test_aborts_preemptions_and_resets_at_random(pair: Pair, expected: Expected)
     assert answered
     assert set(answered) == {20}
     assert b.metric("vllm:num_preemptions_total") > preemptions
-    # Resets mean new content to mpkv: only at equal counts do the two share again.
-    while _epoch(a) < _epoch(b):
-        a.reset_cache(running=False)
-    for name in ("whole", "half", "unknown"):
+    _reset_as_often(a, b)
+    blocks = pulled(b, a)
+    for name in ("load0", "load1", "half"):
+        assert a.complete(PROMPTS[name]).tokens == expected[name]
         assert b.complete(PROMPTS[name], source=a.plan).tokens == expected[name]
+    assert pulled(b, a) > blocks
+
+
+def _reset_as_often(server: Server, other: Server) -> None:
+    """Resets mean new content to mpkv: only at equal counts do two engines share."""
+    for _ in range(int(_epoch(other) - _epoch(server))):
+        server.reset_cache(running=False)
+    assert _epoch(server) == _epoch(other)
 
 
 def _epoch(server: Server) -> float:
@@ -173,7 +184,12 @@ def test_helpers_killed_during_a_pull(pair: Pair, expected: Expected) -> None:
         )
         request.start()
         _until(lambda: bool(b.metric("vllm:num_requests_waiting")), "the request never waited")
-        killed = b.kill("mpkv.control") + b.kill("mpkv.registration")
+        killed = b.processes("mpkv.control") + b.processes("mpkv.registration")
+        assert len(killed) == 3
+        for pid in killed:
+            # The first death already has the supervisor end the others.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         request.join(timeout=60)
     finally:
         a.kill("mpkv.control", signal.SIGCONT)
@@ -196,6 +212,7 @@ def test_the_source_is_killed_and_restarted(fleet: Fleet, pair: Pair, expected: 
     assert b.complete(PROMPTS["killed"], source=a.plan).tokens == expected["killed"]
     again = fleet.launch(fleet.a)
     again.wait_healthy()
+    _reset_as_often(again, b)
     _pull_until_it_works(again, b, "restarted", expected)
 
 
