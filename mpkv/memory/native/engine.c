@@ -39,7 +39,8 @@ static struct block_entry *entry(const struct engine *engine, uint32_t block)
     return entry_of(engine->ledger, block);
 }
 
-/* Only for blocks that nobody can pin at the moment: nobody else writes their words. */
+/* Only for blocks that nobody can pin at the moment: nobody else changes their words
+ * (zeroing control pins, in another thread, finds none there). */
 static void set_state(struct engine *engine, uint32_t block, enum block_state state)
 {
     struct block_private *own = &engine->blocks[block];

@@ -53,7 +53,8 @@ bool engine_free(struct engine *engine, uint64_t slot);
 uint32_t engine_drop_ready(struct engine *engine);
 uint32_t engine_reclaim(struct engine *engine);
 
-/* The number of pins taken back. Only when no process can pin as the control plane. */
+/* The number of pins taken back. Only when no process can pin as the control plane. Any
+ * thread of the engine may call it: it touches no list, and single words atomically. */
 uint64_t engine_zero_control_pins(struct engine *engine);
 
 #endif
