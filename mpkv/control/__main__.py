@@ -16,9 +16,9 @@ from mpkv.messages import ControlStart
 
 log = logging.getLogger("mpkv.control")
 
-# ZeroMQ bounds how many messages it queues, not how many frames one message has. Rather
-# this process dies of a peer that abuses it, and is replaced, than the engine of no memory.
-PRIVATE_MEMORY = 2 << 30
+# ZeroMQ bounds how many messages it queues, not how many frames one message has. With this
+# bound an endless message costs its sender the connection, not the machine its memory.
+PRIVATE_MEMORY = 1 << 30
 
 
 def main() -> int:

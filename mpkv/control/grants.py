@@ -127,8 +127,9 @@ class _Part:
         self.positions = range(pinned)
         missed = keys[pinned * size : (pinned + 1) * size]
         # A key listed often enough to saturate its own pin count cuts the prefix short.
-        listed_before = missed and keys.find(missed, 0, pinned * size) >= 0
-        if listed_before or len(set(memoryview(self.slots).cast("Q"))) != pinned:
+        saturated = missed and keys.find(missed, 0, pinned * size) >= 0
+        # Equal keys have equal blocks, and numbers are compared faster than keys.
+        if saturated or len(set(memoryview(self.slots).cast("Q"))) != pinned:
             self.release()
             positions, unique = _unique(keys, size)
             self.slots = self.ledger.pin_prefix(unique)

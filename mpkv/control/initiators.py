@@ -19,9 +19,11 @@ from mpkv.messages import AddPeer, Read, RemovePeer, ToInitiator
 
 log = logging.getLogger("mpkv.control")
 
-# Registering takes milliseconds; an initiator that hangs in it serves nobody.
+# Registering takes milliseconds, and gives up by itself after seconds. An initiator that
+# hangs in it serves no other peer either; the one at fault must not hang the next as well.
 REGISTER_S = 15.0
 REGISTER_BACKOFF_S = 1.0
+HANGING_BACKOFF_S = 120.0
 
 
 class Process(Protocol):
@@ -49,6 +51,7 @@ class Registration:
     peer: AddPeer
     state: State = State.WANTED
     since: float = 0.0
+    retry_at: float = 0.0
     detail: str = ""
 
 
@@ -82,7 +85,8 @@ class Initiators:
     def ready(self, now: float) -> None:
         self._ready = True
         for registration in self._registrations.values():
-            self._add(registration, now)
+            if now >= registration.retry_at:
+                self._add(registration, now)
 
     def gone(self, now: float) -> None:
         """The process is dead or dying: it gets no more work. Others may not know it yet."""
@@ -93,7 +97,8 @@ class Initiators:
         self._ready = False
         self._unsent.clear()
         for registration in self._registrations.values():
-            registration.state = State.WANTED
+            if now >= registration.retry_at:
+                registration.state = State.WANTED
         self._on_gone(now)
 
     def kill(self, why: str, now: float) -> None:
@@ -133,7 +138,7 @@ class Initiators:
         if (
             registration is not None
             and registration.state is State.FAILED
-            and now - registration.since >= REGISTER_BACKOFF_S
+            and now >= registration.retry_at
             and self.usable
         ):
             self._add(registration, now)
@@ -154,7 +159,8 @@ class Initiators:
             return False
         if registration.detail != detail:
             log.warning("cannot register %s with NIXL: %s", registration.peer.agent, detail)
-        registration.state, registration.since, registration.detail = State.FAILED, now, detail
+        registration.state, registration.detail = State.FAILED, detail
+        registration.retry_at = now + REGISTER_BACKOFF_S
         return True
 
     def read(self, read: Read) -> bool:
@@ -167,24 +173,26 @@ class Initiators:
         """Send what waits; return when to call again at the latest."""
         self._flush()
         adding = [r for r in self._registrations.values() if r.state is State.ADDING]
-        for registration in adding:
-            if now - registration.since > REGISTER_S:
-                self.kill(
-                    f"it has not registered {registration.peer.agent} for {REGISTER_S:g} s", now
-                )
+        due = [now + 0.01] if self._unsent else []
+        if adding:
+            # Peers are registered in turn: the first of those that wait is being tried.
+            first = min(adding, key=lambda registration: registration.since)
+            if now - first.since > REGISTER_S:
+                first.state, first.retry_at = State.FAILED, now + HANGING_BACKOFF_S
+                first.detail = f"it hangs in NIXL for {REGISTER_S:g} s"
+                self.kill(f"registering {first.peer.agent}: {first.detail}", now)
                 return None
-        due = [registration.since + REGISTER_S for registration in adding]
-        if self._unsent:
-            due.append(now + 0.01)
+            due.append(first.since + REGISTER_S)
         return min(due, default=None)
 
     def _add(self, registration: Registration, now: float) -> None:
         registration.state, registration.since = State.ADDING, now
         self._send(registration.peer)
 
-    def _send(self, message: ToInitiator) -> None:
-        self._unsent.append(self._encode(message))
-        self._flush()
+    def _send(self, message: AddPeer | RemovePeer) -> None:
+        if self._process is not None:
+            self._unsent.append(self._encode(message))
+            self._flush()
 
     def _flush(self) -> None:
         while self._process is not None and self._unsent:

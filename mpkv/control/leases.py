@@ -89,10 +89,10 @@ class Leases:
         heapq.heappush(self._expiries, (expires, lease.number))
         return lease
 
-    def confirm(self, peer: str, number: int, epoch: int, now: float) -> Loss | None:
+    def confirm(self, peer: str, ask: int, number: int, epoch: int, now: float) -> Loss | None:
         """End the lease; None if its blocks have not changed since the grant."""
         lease = self._leases.get(number)
-        if lease is None or lease.peer != peer:
+        if lease is None or lease.peer != peer or lease.ask != ask:
             return self._lost.get(number, Loss.UNKNOWN)
         held = self._end(lease)
         if not held:

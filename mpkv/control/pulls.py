@@ -227,7 +227,7 @@ class Pulls:
             self._fail(pull, why, release=False)
             return
         try:
-            pull.indexes = unpack_grant(grant, pull.keys, pull.limit, session.blocks)
+            pull.indexes = unpack_grant(grant, pull.keys, pull.limit)
         except WireRefused as error:
             detail = f"{session.label} answered with {error}"
             self._fail(pull, Failure(MissReason.TRANSFER_FAILED, detail))
@@ -379,7 +379,9 @@ class Pulls:
     def _time_out(self, pull: OpenPull) -> None:
         waited = pull.deadline - pull.wanted.started
         detail = f"{pull.session.label}: still waiting for {pull.step.value} after {waited:.3g} s"
-        self._fail(pull, Failure(MissReason.TIMED_OUT, detail))
+        # The bytes are here, but nobody says that they are good.
+        late = pull.step is Step.CONFIRMING
+        self._fail(pull, Failure(MissReason.LEASE_LOST if late else MissReason.TIMED_OUT, detail))
 
     def _fail(self, pull: OpenPull, why: Failure, *, release: bool = True) -> None:
         """End `pull`; only a READ that was given to an initiator keeps its slots."""

@@ -121,6 +121,7 @@ class Source:
             if self.leases.release(peer.instance, message.ask):
                 self._counters.add("leases_released")
         else:
+            self._counters.add("pings")
             self._by_route.move_to_end(route)
             self._answer(route, Pong(self._start.instance, message.number))
 
@@ -275,7 +276,7 @@ class Source:
         self._answer(peer.route, Denied(self._start.instance, ask.ask, reason, detail))
 
     def _confirm(self, peer: Inbound, confirm: Confirm, now: float) -> None:
-        loss = self.leases.confirm(peer.instance, confirm.lease, confirm.epoch, now)
+        loss = self.leases.confirm(peer.instance, confirm.ask, confirm.lease, confirm.epoch, now)
         if loss is None:
             self._counters.add("leases_confirmed")
             self._answer(peer.route, Confirmed(confirm.ask, confirm.lease))

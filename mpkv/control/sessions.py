@@ -34,12 +34,13 @@ log = logging.getLogger("mpkv.control")
 HANDSHAKE_S = 3.0
 PING_S = 1.0
 SILENCE_S = 4.0
-# A session that is over this soon is not worth another Hello without a back-off.
-FLAPPING_S = 0.02
+# After so many sessions in a row that did not last, the next Hello waits for a back-off.
+MAX_FLAPS = 20
+SETTLED_S = 1.0
 FIRST_BACKOFF_S = 0.2
 LONGEST_BACKOFF_S = 5.0
 # A mismatch heals only when somebody restarts an engine.
-REFUSED_BACKOFF_S = 10.0
+REFUSED_BACKOFF_S = 5.0
 MAX_SESSIONS = 1024
 MAX_ADDRESS = 300
 
@@ -68,11 +69,11 @@ class Session:
     route: bytes = b""
     instance: str = ""
     node: str = ""
-    blocks: int = 0
     greet_until: float = 0.0
     retry_at: float = 0.0
     backoff_s: float = FIRST_BACKOFF_S
     up_at: float = 0.0
+    flaps: int = 0
     heard_at: float = 0.0
     asked_at: float = 0.0
     failure: Failure = NOT_YET
@@ -180,7 +181,6 @@ class Sessions:
             self._lose_instance(session, _restarted(session), now)
         session.phase = Phase.UP
         session.instance, session.node = welcome.instance, printable(welcome.node[:64])
-        session.blocks = welcome.blocks
         session.up_at = session.heard_at = now
         session.backoff_s = FIRST_BACKOFF_S
         self._counters.add("peers_connected")
@@ -227,8 +227,13 @@ class Sessions:
 
     def disconnected(self, address: str, now: float) -> None:
         session = self._by_address.get(address)
-        if session is not None and session.phase is Phase.UP:
+        if session is None:
+            return
+        if session.phase is Phase.UP:
             self._greet_again(session, session.instance, now)
+        elif session.phase is Phase.GREETING:
+            # The Hello may be lost with the connection; its deadline stays.
+            self._say_hello(session, now)
 
     def connect_failed(self, address: str, now: float) -> None:
         session = self._by_address.get(address)
@@ -286,6 +291,9 @@ class Sessions:
             self._by_route[session.route] = session
         session.phase = Phase.GREETING
         session.greet_until = now + HANDSHAKE_S
+        self._say_hello(session, now)
+
+    def _say_hello(self, session: Session, now: float) -> None:
         start = self._start
         hello = Hello(
             start.instance, start.node, self._own_address, start.compatibility, self._epoch()
@@ -296,7 +304,9 @@ class Sessions:
             )
 
     def _greet_again(self, session: Session, instance: str, now: float) -> None:
-        if now - session.up_at < FLAPPING_S:
+        session.flaps = session.flaps + 1 if now - session.up_at < SETTLED_S else 0
+        if session.flaps > MAX_FLAPS:
+            session.flaps = 0
             detail = f"{session.label} ends every session at once"
             self._end(session, Failure(MissReason.PEER_DOWN, detail), now)
             return

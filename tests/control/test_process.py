@@ -1,0 +1,104 @@
+"""The process itself: its start, its port, its end."""
+
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+
+from mpkv.messages import CancelPull
+from tests.control.harness import ROOT, Plane, keys, wait_for
+
+Start = Callable[..., Plane]
+WANTED = keys("a", 3)
+
+
+def test_a_taken_port_is_one_error_and_the_process_goes_on(start: Start) -> None:
+    other = start("other")
+    other.wait_ready()
+    other.store(WANTED)
+    taken = socket.create_server(("127.0.0.1", 0))
+    port = taken.getsockname()[1]
+    plane = start("plane", port=port)
+    wait_for(lambda: "cannot listen on" in plane.log(), "the error")
+    wait_for(lambda: "the initiator" in plane.log(), "the initiator")
+    # Meanwhile it pulls from others.
+    assert plane.fetch(other.address, WANTED) == [0, 1, 2]
+    taken.close()
+    wait_for(lambda: "listening on" in plane.log(), "the port", 10.0)
+    (error,) = [line for line in plane.log().splitlines() if " ERROR " in line]
+    assert f"127.0.0.1:{port}" in error
+    assert "Address already in use" in error
+    assert "`port`" in error
+    plane.store(WANTED)
+    assert other.fetch(plane.address, WANTED) == [0, 1, 2]
+
+
+def test_it_leaves_with_the_engine(start: Start) -> None:
+    plane = start("plane")
+    plane.wait_ready()
+    plane.engine_process.end()
+    assert plane.process.wait(2.0) == 0
+
+
+def test_it_ignores_sigint_and_ends_on_sigterm(start: Start) -> None:
+    source, plane = start("source"), start("plane")
+    source.wait_ready()
+    plane.wait_ready()
+    source.store(WANTED)
+    plane.signal(signal.SIGINT)
+    assert plane.fetch(source.address, WANTED) == [0, 1, 2]
+    plane.signal(signal.SIGTERM)
+    plane.process.wait(2.0)
+
+
+def test_it_imports_neither_torch_nor_vllm_nor_nixl_nor_numpy() -> None:
+    code = (
+        "import sys, mpkv.control.__main__\n"
+        "print(sorted({m.split('.')[0] for m in sys.modules}"
+        " & {'torch', 'vllm', 'nixl', 'numpy', 'asyncio'}))"
+        "\nprint([m for m in sys.modules if m.startswith(('mpkv.engine', 'mpkv.registration'))])"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=True,
+    )
+    assert found.stdout.split() == ["[]", "[]"]
+
+
+def test_idle_it_hardly_turns(start: Start) -> None:
+    source = start("source")
+    source.wait_ready()
+    plane = start("plane", peers=(source.address,))
+    wait_for(lambda: plane.warmed() == [source.instance], "the peer")
+    before, pings = plane.context_switches(), source.count("pings")
+    wait_for(lambda: source.count("pings") >= pings + 3, "three heartbeats")
+    # Per heartbeat: a timer, a message each way, and libzmq's threads.
+    assert plane.context_switches() - before < 100
+
+
+def test_nothing_of_the_engine_is_taken_while_its_ring_is_full(start: Start) -> None:
+    plane = start("plane", ring_bytes=4096)
+    plane.wait_ready()
+    # Every one of these fails at once; their answers fill the ring many times over.
+    pulls = [plane.pull("no port here", WANTED[:1]) for _ in range(8)]
+    for _ in range(30):
+        pulls += [plane.pull("no port here", WANTED[:1]) for _ in range(3)]
+        plane.push(CancelPull(0))
+        for pull in pulls[-2:]:
+            plane.answer(pull)
+    for pull in pulls:
+        plane.answer(pull)
+    assert plane.ledger.counts()["landing"] == 0
+
+
+def test_a_ledger_of_another_tier_is_refused_with_one_error(start: Start) -> None:
+    plane = start("plane", tier_blocks=7, initiator=False)
+    assert plane.process.wait(5.0) == 1
+    (error,) = plane.log().splitlines()
+    assert " ERROR " in error
+    assert "7" in error
