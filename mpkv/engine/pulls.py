@@ -34,6 +34,7 @@ from mpkv.trace import Trace
 log = logging.getLogger("mpkv.engine")
 
 SLOT_BYTES = 8
+INDEX_BYTES = 4
 # Of the tier: what pulls in flight and pulled blocks not yet used may hold together.
 CLAIM_SHARE = 4
 # Records taken per call, so that one call stays short however much has piled up.
@@ -95,6 +96,7 @@ class PullBook:
         self._by_request: dict[str, _OpenPull] = {}
         self._pins: dict[str, bytes] = {}
         self._adopted_keys: dict[str, bytes | frozenset[bytes]] = {}
+        self._identity = b""
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(ToEngine).decode
 
@@ -108,7 +110,7 @@ class PullBook:
         if request in self._by_request:
             return
         groups = self._fit(groups)
-        keys = b"".join(group.keys for group in groups)
+        keys = groups[0].keys if len(groups) == 1 else b"".join(group.keys for group in groups)
         now = time.monotonic()
         pull = _OpenPull(
             number=next(self._numbers),
@@ -363,7 +365,7 @@ class PullBook:
         self._claimed -= len(pull.slots) // SLOT_BYTES
         pull.slots = b""
         published, stored = slots, keys
-        if any(results):
+        if results.count(PUBLISHED) != len(results):
             size = self._ledger.key_size
             good = [i for i, result in enumerate(results) if result == PUBLISHED]
             published = b"".join(slots[i * SLOT_BYTES : (i + 1) * SLOT_BYTES] for i in good)
@@ -376,13 +378,20 @@ class PullBook:
 
     def _keys_at(self, pull: _OpenPull, packed: bytes) -> bytes | None:
         """The keys at packed indexes; None if an index is out of range."""
-        if len(packed) % 4:
+        if len(packed) % INDEX_BYTES:
             return None
         size = self._ledger.key_size
-        total = len(pull.keys) // size
+        count, total = len(packed) // INDEX_BYTES, len(pull.keys) // size
+        # Nearly always a prefix, which is told without a look at each index.
+        if count <= total and packed == self._leading(count):
+            return pull.keys[: count * size]
         indexes = array.array("I", packed)
-        if len(indexes) <= total and all(map(int.__eq__, indexes, range(len(indexes)))):
-            return pull.keys[: len(indexes) * size]
-        if len(indexes) > total or max(indexes) >= total:
+        if count > total or max(indexes) >= total:
             return None
         return b"".join(pull.keys[i * size : (i + 1) * size] for i in indexes)
+
+    def _leading(self, count: int) -> bytes:
+        """The packed indexes 0, 1, ... `count - 1`."""
+        if len(self._identity) < count * INDEX_BYTES:
+            self._identity = array.array("I", range(2 * count)).tobytes()
+        return self._identity[: count * INDEX_BYTES]
