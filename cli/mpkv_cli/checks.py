@@ -46,10 +46,9 @@ def _check_port(cluster: Cluster, node: Node, host: str, port: int, key: str) ->
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, proto) as probe:
+            # As the server will: connections of an earlier one that linger do not matter.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
-            # Two sockets may share an address until one of them listens.
-            probe.listen(1)
     except OSError as error:
         _refuse_port(place, node, host, port, error)
 
