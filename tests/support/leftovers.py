@@ -31,9 +31,8 @@ class Leftovers:
 
 
 def _shared_files() -> frozenset[str]:
-    return frozenset(
-        name for name in os.listdir("/dev/shm") if "mpkv" in name or "vllm_offload" in name
-    )
+    prefixes = ("mpkv", "vllm_offload", "psm_", "sem.mp-")
+    return frozenset(name for name in os.listdir("/dev/shm") if name.startswith(prefixes))
 
 
 def _helpers() -> frozenset[int]:

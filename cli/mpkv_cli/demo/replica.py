@@ -1,8 +1,6 @@
 """Starting the servers of a cluster file here, and leaving nothing behind of them."""
 
 import contextlib
-import os
-import re
 import subprocess
 import sys
 import time
@@ -14,7 +12,7 @@ import psutil
 from mpkv.config import Cluster, Node
 from mpkv.errors import HelperFailed
 from mpkv_cli.demo.client import Client, Source
-from mpkv_cli.leftovers import SHARED_MEMORY
+from mpkv_cli.demo.sessions import members, remove_shared_memory, shared_memory_of
 from mpkv_cli.serve import flag_value
 
 POLL_S = 0.25
@@ -108,7 +106,7 @@ def stop_all(replicas: Sequence[Replica]) -> None:
     def wait(timeout_s: float, over: Callable[[], bool]) -> None:
         deadline = time.monotonic() + timeout_s
         while not over() and time.monotonic() < deadline:
-            used.update(_shared_memory_inodes(_members(sessions)))
+            used.update(shared_memory_of(members(sessions)))
             time.sleep(POLL_S)
 
     def all_ended() -> bool:
@@ -119,39 +117,11 @@ def stop_all(replicas: Sequence[Replica]) -> None:
         for replica in replicas:
             replica.terminate()
         wait(TERMINATE_S, all_ended)
-    wait(FOLLOW_S, lambda: not _members(sessions))
-    left = _members(sessions)
+    wait(FOLLOW_S, lambda: not members(sessions))
+    left = members(sessions)
     for process in left:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(left, KILL_S)
     wait(KILL_S, all_ended)
-    # Only killed processes leave these; an orderly end removes them itself.
-    for path in SHARED_MEMORY.iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            if path.stat().st_ino in used:
-                path.unlink()
-
-
-def _members(sessions: set[int | None]) -> list[psutil.Process]:
-    """The living processes of these sessions, whoever their parents are."""
-    members = []
-    for pid in psutil.pids():
-        with contextlib.suppress(OSError, psutil.NoSuchProcess):
-            if os.getsid(pid) in sessions:
-                process = psutil.Process(pid)
-                if process.status() != psutil.STATUS_ZOMBIE:
-                    members.append(process)
-    return members
-
-
-def _shared_memory_inodes(processes: list[psutil.Process]) -> set[int]:
-    """The files of /dev/shm that the processes map, by inode: a semaphore's file has
-    been renamed since it was mapped."""
-    inodes: set[int] = set()
-    for process in processes:
-        with contextlib.suppress(OSError):
-            maps = Path(f"/proc/{process.pid}/maps").read_text()
-            found = re.findall(rf" (\d+) +{SHARED_MEMORY}/", maps)
-            inodes |= {int(inode) for inode in found}
-    return inodes
+    remove_shared_memory(used)
