@@ -14,7 +14,10 @@ Runs in a process of its own, started as `python -m mpkv.control`. Imports `mpkv
     grants.py          which blocks an ask gets
     leases.py          what is pinned for whom, and until when
     sessions.py        the destination's side: one session per address
+    client.py          the destination's side as a whole
+    admission.py       which pulls cannot even begin
     pulls.py           the life of each of the engine's pulls
+    open_pull.py       what is known of one of them
     quarantine.py      slots that a READ may still write after its pull failed
     initiators.py      the process that READs, and the peers registered with it
     engine_link.py     terminal records on their way to the engine

@@ -39,7 +39,7 @@ def main() -> int:
         # What exists now lives as long as the process: full collections need not look at it.
         gc.freeze()
         plane.run()
-    except MpkvError as error:
+    except (MpkvError, msgspec.MsgspecError) as error:
         log.error("the control plane ends: %s", error)
         return 1
     return 0

@@ -4,6 +4,7 @@ import logging
 import random
 from collections.abc import Callable
 
+from mpkv.control.admission import Admission
 from mpkv.control.initiators import Initiators, Process
 from mpkv.control.pulls import Pulls
 from mpkv.control.sessions import Failure, Network, Session, Sessions
@@ -59,13 +60,15 @@ class Destination:
             key_size=ledger.key_size,
             blocks=ledger.blocks,
             deadline_s=start.deadline_s,
-            longest_answer=longest_answer,
             epoch=lambda: ledger.epoch,
             network=network,
             initiators=self.initiators,
             to_engine=to_engine,
             counters=counters,
             trace=trace,
+        )
+        self._admission = Admission(
+            self.pulls, self.initiators, ledger.key_size, lambda: ledger.epoch, longest_answer
         )
         self.sessions = Sessions(start, network, lambda: ledger.epoch, self, counters, jitter)
 
@@ -78,7 +81,7 @@ class Destination:
             log.error("the engine used pull number %d twice", message.pull)
             self._counters.add("dropped_duplicate")
             return
-        hindrance = self.pulls.hindrance(message, now)
+        hindrance = self._admission.hindrance(message, now)
         session = hindrance or self.sessions.want(message.peer, now)
         if isinstance(session, Failure):
             self.pulls.reject(message, session)

@@ -9,13 +9,12 @@ initiator, for the READ and for the source's word that the bytes count. From eve
 these it may fail; from READING its slots stay in quarantine.
 """
 
-import enum
 import heapq
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from mpkv.control.initiators import Initiators, State
+from mpkv.control.open_pull import SLOT, OpenPull, Step
 from mpkv.control.quarantine import GRACE_S, Held, Quarantine
 from mpkv.control.sessions import Failure, Network, Phase, Session
 from mpkv.control.wire import (
@@ -29,7 +28,6 @@ from mpkv.control.wire import (
     Grant,
     NotConfirmed,
     Release,
-    check_groups,
     printable,
     unpack_grant,
 )
@@ -48,14 +46,10 @@ from mpkv.trace import Trace
 
 log = logging.getLogger("mpkv.control")
 
-SLOT = 8
-MAX_OPEN = 1024
 # Each time its session turns out to be unknown to the peer, a pull may ask once more.
 MAX_ASKS = 3
 # A lease outlives its pull by this, so that the last Confirm is not late by a hair.
 LEASE_MARGIN_S = 1.0
-# Around the indexes and slots of a Pulled.
-PULLED_OVERHEAD = 256
 
 _MISS_BY_DENIAL = {
     Denial.UNKNOWN_SESSION: MissReason.PEER_DOWN,
@@ -64,35 +58,6 @@ _MISS_BY_DENIAL = {
     Denial.QUOTA: MissReason.QUEUE_FULL,
     Denial.MALFORMED: MissReason.REFUSED,
 }
-
-
-class Step(enum.Enum):
-    """What a pull waits for."""
-
-    WAITING = "its session"
-    ASKED = "the grant"
-    GRANTED = "NIXL's registration"
-    READING = "the READ"
-    CONFIRMING = "the confirmation"
-
-
-@dataclass(slots=True, eq=False)
-class OpenPull:
-    wanted: Pull
-    session: Session
-    deadline: float
-    keys: int
-    limit: int
-    step: Step = Step.WAITING
-    asks: int = 0
-    ask: int = 0
-    lease: int = 0
-    read: int = 0
-    indexes: bytes = b""
-    remote: bytes = b""
-    slots: bytes = b""
-    granted_at: float = 0.0
-    read_at: float = 0.0
 
 
 class Pulls:
@@ -104,7 +69,6 @@ class Pulls:
         key_size: int,
         blocks: int,
         deadline_s: float,
-        longest_answer: int,
         epoch: Callable[[], int],
         network: Network,
         initiators: Initiators,
@@ -112,10 +76,8 @@ class Pulls:
         counters: Counters,
         trace: Trace,
     ) -> None:
-        """`longest_answer`: bytes of the longest record that the engine's ring takes."""
         self._key_size = key_size
         self._deadline_s = deadline_s
-        self._longest_answer = longest_answer
         self._epoch = epoch
         self._network = network
         self._initiators = initiators
@@ -135,39 +97,17 @@ class Pulls:
 
     @property
     def quarantined(self) -> int:
+        """How many READs of failed pulls have not ended."""
         return len(self._quarantine)
+
+    def suspects(self, address: str) -> bool:
+        """Whether a READ from there failed or timed out and has not ended."""
+        return self._quarantine.suspects(address)
 
     # --- the engine ----------------------------------------------------------------------
 
     def is_open(self, number: int) -> bool:
         return number in self._open
-
-    def hindrance(self, pull: Pull, now: float) -> Failure | None:
-        """Why `pull` cannot even begin, apart from its peer's session."""
-        slots = len(pull.slots) // SLOT
-        try:
-            keys = check_groups(pull.groups, self._key_size)
-        except WireRefused as error:
-            return Failure(MissReason.REFUSED, f"the pull cannot be sent: {error}")
-        if now >= self._deadline(pull):
-            return Failure(MissReason.TIMED_OUT, "its deadline passed before it began")
-        if pull.epoch != self._epoch():
-            return Failure(MissReason.CACHE_RESET, "the cache was reset before it began")
-        if not keys:
-            return Failure(MissReason.NOT_HELD, "it asks for no keys")
-        if not slots:
-            return Failure(MissReason.NO_SPACE, "it has no slots")
-        if len(self._open) >= MAX_OPEN:
-            return Failure(MissReason.QUEUE_FULL, f"{MAX_OPEN} pulls are open already")
-        if 12 * slots + PULLED_OVERHEAD > self._longest_answer:
-            return Failure(MissReason.QUEUE_FULL, f"the result for {slots} slots fits no record")
-        if not self._initiators.usable:
-            return Failure(MissReason.HELPERS_DOWN, "no initiator is ready to READ")
-        if self._quarantine.suspects(pull.peer):
-            return Failure(
-                MissReason.TRANSFER_FAILED, f"an earlier READ from {pull.peer} has not ended"
-            )
-        return None
 
     def reject(self, pull: Pull, why: Failure) -> None:
         """Answer a pull that never began."""
@@ -176,7 +116,8 @@ class Pulls:
     def start(self, pull: Pull, session: Session, now: float) -> None:
         self._counters.add("pulls_started")
         keys = sum(len(group.keys) for group in pull.groups) // self._key_size
-        opened = OpenPull(pull, session, self._deadline(pull), keys, limit=len(pull.slots) // SLOT)
+        deadline = min(pull.deadline, pull.started + self._deadline_s)
+        opened = OpenPull(pull, session, deadline, keys, limit=len(pull.slots) // SLOT)
         self._open[pull.pull] = opened
         heapq.heappush(self._deadlines, (opened.deadline, pull.pull))
         self._trace("pull_start", pull=pull.pull, request=pull.request, peer=pull.peer)
@@ -446,9 +387,6 @@ class Pulls:
             self._counters.add("dropped_stale")
             return None
         return pull
-
-    def _deadline(self, pull: Pull) -> float:
-        return min(pull.deadline, pull.started + self._deadline_s)
 
     def _traced(self, event: str, pull: OpenPull) -> None:
         self._trace(

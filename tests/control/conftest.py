@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-from tests.control.harness import Plane, RawPeer, RawSource, closing
+from tests.control.harness import Plane
+from tests.control.raw import RawPeer, RawSource, closing
 
 
 @pytest.fixture

@@ -5,200 +5,49 @@ TargetReady record and a sleeping child for its pidfd) and the initiator (`FakeI
 on real rings, with a sleeping child for its pidfd).
 """
 
-import array
-import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 import psutil
-import zmq
 
-from mpkv.control.wire import (
-    PROTOCOL,
-    Hello,
-    ToDestination,
-    ToSource,
-    decode_to_destination,
-    decode_to_source,
-    encode,
-)
 from mpkv.memory import FILLING, LANDING, Ledger, Ring, create_segment
 from mpkv.messages import (
-    AddPeer,
     CancelPull,
     Compatibility,
     ControlStart,
-    FromRegistration,
-    InitiatorReady,
-    InitiatorUp,
     KeyGroup,
     MissReason,
-    PeerAdded,
-    PeerFailed,
     Pull,
     Pulled,
     PullFailed,
     Read,
-    ReadDone,
-    ReadFailed,
-    RemovePeer,
     RingEnds,
     SlotsReturned,
     TargetReady,
     Tier,
     ToEngine,
-    ToInitiator,
 )
-
-ROOT = Path(__file__).resolve().parents[2]
-KEY_SIZE = 36
-BLOCK_BYTES = 4096
-LIMIT_S = 20.0
-
-COMPATIBILITY = Compatibility(
-    model="m",
-    revision="r",
-    dtype="bfloat16",
-    cache_dtype="auto",
-    kv_layout="LBHNC",
-    tokens_per_block=(16,),
-    blocks_per_chunk=1,
-    block_bytes=BLOCK_BYTES,
-    tensor_parallel=1,
-    pipeline_parallel=1,
-    prefill_context_parallel=1,
-    decode_context_parallel=1,
-    hash_algorithm="sha256_cbor",
-    hash_seed="0",
-    key_size=KEY_SIZE,
+from tests.control.common import (
+    BLOCK_BYTES,
+    COMPATIBILITY,
+    KEY_SIZE,
+    LIMIT_S,
+    ROOT,
+    free_port,
+    keys,
+    u32,
+    wait_for,
 )
-
-T = TypeVar("T")
+from tests.control.fake_initiator import FakeInitiator, Sleeper
 
 _encode = msgspec.msgpack.encode
 _to_engine = msgspec.msgpack.Decoder(ToEngine)
-_to_initiator = msgspec.msgpack.Decoder(ToInitiator)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def keys(name: str, count: int, group: int = 0) -> list[bytes]:
-    return [f"{name}/{i}".encode().ljust(32, b".") + group.to_bytes(4, "big") for i in range(count)]
-
-
-def u32(packed: bytes) -> list[int]:
-    return list(array.array("I", packed))
-
-
-def wait_for(what: Callable[[], T], why: str, limit_s: float = LIMIT_S) -> T:
-    """Call `what` until it returns something true."""
-    until = time.monotonic() + limit_s
-    while True:
-        found = what()
-        if found:
-            return found
-        assert time.monotonic() < until, f"waited {limit_s:g} s for {why}"
-        time.sleep(0.002)
-
-
-class Sleeper:
-    """A child that only lends its pidfd."""
-
-    def __init__(self) -> None:
-        self._popen = subprocess.Popen(["sleep", "600"], stdin=subprocess.DEVNULL)
-        self.pidfd = os.pidfd_open(self._popen.pid)
-
-    def alive(self) -> bool:
-        return self._popen.poll() is None
-
-    def end(self) -> None:
-        self._popen.kill()
-        self._popen.wait(LIMIT_S)
-
-
-class FakeInitiator:
-    """Plays an initiator: adds every peer at once, and ends READs when told to."""
-
-    def __init__(self, plane: "Plane", generation: int, *, automatic: bool) -> None:
-        self.generation = generation
-        self.process = Sleeper()
-        self.automatic = automatic
-        self.peers: dict[str, AddPeer] = {}
-        self.added_instances: list[str] = []
-        self.removed: list[str] = []
-        # Whether registering a peer ends at all, and whether it ends well.
-        self.adds = True
-        self.fails = False
-        self.reads: list[Read] = []
-        self._ended: set[int] = set()
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._to = Ring.create(1 << 20, "to-initiator")
-        self._from = Ring.create(1 << 20, "from-initiator")
-        self._consumer = self._to.consumer(-1)
-        self._producer = self._from.producer(plane.wake)
-        socket.send_fds(
-            plane.supervisor,
-            [_encode(InitiatorUp(generation))],
-            [self._to.fd, self._wake, self._from.fd, self.process.pidfd],
-        )
-        self.say(InitiatorReady(f"initiator{generation}"))
-
-    def say(self, message: FromRegistration) -> None:
-        assert self._producer.push(_encode(message))
-
-    def pump(self) -> None:
-        while (record := self._consumer.pop()) is not None:
-            message = _to_initiator.decode(record)
-            if isinstance(message, AddPeer):
-                self._add(message)
-            elif isinstance(message, RemovePeer):
-                self.peers.pop(message.instance, None)
-                self.removed.append(message.instance)
-            else:
-                assert message.instance in self.peers, "a READ from a peer that was not added"
-                self.reads.append(message)
-                if self.automatic:
-                    self.done(message)
-
-    def _add(self, peer: AddPeer) -> None:
-        if self.fails:
-            self.say(PeerFailed(peer.instance, "NIXL_ERR_BACKEND"))
-        elif self.adds:
-            self.peers[peer.instance] = peer
-            self.added_instances.append(peer.instance)
-            self.say(PeerAdded(peer.instance, 0.0))
-
-    def done(self, read: Read) -> None:
-        self._ended.add(read.read)
-        self.say(ReadDone(read.read, 0.0))
-
-    def unfinished(self) -> list[Read]:
-        self.pump()
-        return [read for read in self.reads if read.read not in self._ended]
-
-    def failed(self, read: Read, *, posted: bool) -> None:
-        self.say(ReadFailed(read.read, "NIXL_ERR_BACKEND", posted))
-
-    def close(self) -> None:
-        self.process.end()
-        os.close(self._wake)
-        os.close(self.process.pidfd)
-        self._to.close()
-        self._from.close()
 
 
 class Plane:
@@ -315,7 +164,9 @@ class Plane:
         """What the supervisor does after it has reaped the one before."""
         if self.initiator is not None:
             self.initiator.process.end()
-        self.initiator = FakeInitiator(self, len(self._initiators) + 1, automatic=automatic)
+        self.initiator = FakeInitiator(
+            self.supervisor, self.wake, len(self._initiators) + 1, automatic=automatic
+        )
         self._initiators.append(self.initiator)
         return self.initiator
 
@@ -513,127 +364,3 @@ class Plane:
             return self.initiator.reads[number - 1 :]
 
         return wait_for(given, f"READ {number}; log:\n{self.log()}")[0]
-
-
-class RawPeer:
-    """Speaks the wire by hand, as a destination: one connection to a control plane."""
-
-    def __init__(self, address: str, instance: str = "raw") -> None:
-        self.instance = instance
-        self._context = zmq.Context()
-        self.socket = self._context.socket(zmq.DEALER)
-        self.socket.setsockopt(zmq.LINGER, 0)
-        self.socket.setsockopt(zmq.SNDHWM, 64)
-        self.socket.connect(f"tcp://{address}")
-
-    def send(self, message: ToSource) -> None:
-        self.send_frames([PROTOCOL, encode(message)])
-
-    def send_frames(self, frames: list[bytes]) -> None:
-        self.socket.send_multipart(frames)
-
-    def receive(self, limit_s: float = LIMIT_S) -> ToDestination:
-        assert self.socket.poll(int(limit_s * 1000)), "no answer"
-        protocol, body = self.socket.recv_multipart()
-        assert protocol == PROTOCOL
-        return decode_to_destination(body)
-
-    def ask(self, message: ToSource) -> ToDestination:
-        self.send(message)
-        return self.receive()
-
-    def hello(self, address: str = "127.0.0.1:1") -> ToDestination:
-        return self.ask(Hello(self.instance, "raw", address, COMPATIBILITY, 0))
-
-    def close(self) -> None:
-        self._context.destroy(linger=0)
-
-
-class RawSource:
-    """Speaks the wire by hand, as a source: a port that real destinations connect to."""
-
-    def __init__(self, port: int | None = None) -> None:
-        self.port = port if port is not None else free_port()
-        self.address = f"127.0.0.1:{self.port}"
-        self._context = zmq.Context()
-        self.socket = self._context.socket(zmq.ROUTER)
-        self.socket.setsockopt(zmq.LINGER, 0)
-        self.socket.bind(f"tcp://{self.address}")
-
-    def receive(self, kind: type[ToSource], limit_s: float = LIMIT_S) -> tuple[bytes, ToSource]:
-        """The next message of one kind; others on the way are passed over."""
-        until = time.monotonic() + limit_s
-        while True:
-            left = until - time.monotonic()
-            assert self.socket.poll(int(max(left, 0) * 1000)), f"no {kind.__name__}"
-            route, _, body = self.socket.recv_multipart()
-            message = decode_to_source(body, KEY_SIZE)
-            if isinstance(message, kind):
-                return route, message
-
-    def send(self, route: bytes, message: ToDestination) -> None:
-        self.socket.send_multipart([route, PROTOCOL, encode(message)])
-
-    def close(self) -> None:
-        self._context.destroy(linger=0)
-
-
-Peer = TypeVar("Peer", RawPeer, RawSource)
-
-
-@contextlib.contextmanager
-def closing(peer: Peer) -> Iterator[Peer]:
-    try:
-        yield peer
-    finally:
-        peer.close()
-
-
-class Proxy:
-    """A TCP port in front of another that can cut every connection through it."""
-
-    def __init__(self, port: int) -> None:
-        self._target = ("127.0.0.1", port)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
-        self.address = f"127.0.0.1:{self.port}"
-        self._sockets: list[socket.socket] = []
-        self._threads = [threading.Thread(target=self._accept)]
-        self._threads[0].start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                theirs, _ = self._listener.accept()
-                ours = socket.create_connection(self._target)
-            except OSError:
-                return
-            self._sockets += [theirs, ours]
-            for source, sink in ((theirs, ours), (ours, theirs)):
-                thread = threading.Thread(target=_copy, args=(source, sink))
-                self._threads.append(thread)
-                thread.start()
-
-    def cut(self) -> None:
-        while self._sockets:
-            with contextlib.suppress(OSError):
-                self._sockets.pop().shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._threads[0].join(LIMIT_S)
-        self.cut()
-        for thread in self._threads:
-            thread.join(LIMIT_S)
-        self._listener.close()
-
-
-def _copy(source: socket.socket, sink: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        while data := source.recv(1 << 16):
-            sink.sendall(data)
-    for end in (source, sink):
-        with contextlib.suppress(OSError):
-            end.shutdown(socket.SHUT_RDWR)
-    source.close()

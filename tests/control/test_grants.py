@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mpkv.control.grants import Granted, pin_groups
 from mpkv.memory import FILLING, Ledger, block_ids
 from mpkv.messages import KeyGroup
-from tests.control.harness import KEY_SIZE, keys, u32
+from tests.control.common import KEY_SIZE, keys, u32
 
 ALL = 10**6
 
@@ -123,6 +123,7 @@ def test_one_key_seventy_thousand_times(tier: Tier) -> None:
     tier.store([key])
     assert grant(tier, full([key] * 70_000)) == [0]
     assert grant(tier, windowed([key] * 70_000, 70_000)) == [0]
+    assert grant(tier, full([key] * 3)) == [0, 1, 2]
     following = keys("b", 2)
     tier.store(following)
     assert grant(tier, full([key] * 70_000 + following)) == [0, 70_000, 70_001]

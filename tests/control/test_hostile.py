@@ -32,17 +32,9 @@ from mpkv.control.wire import (
     pack_runs,
 )
 from mpkv.messages import KeyGroup, MissReason, Pulled, PullFailed
-from tests.control.harness import (
-    BLOCK_BYTES,
-    COMPATIBILITY,
-    KEY_SIZE,
-    Plane,
-    RawPeer,
-    RawSource,
-    keys,
-    u32,
-    wait_for,
-)
+from tests.control.common import BLOCK_BYTES, COMPATIBILITY, KEY_SIZE, keys, u32, wait_for
+from tests.control.harness import Plane
+from tests.control.raw import RawPeer, RawSource
 
 WANTED = keys("a", 4)
 Peers = Callable[..., RawPeer]

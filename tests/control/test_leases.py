@@ -7,7 +7,7 @@ import pytest
 from mpkv.control.leases import MAX_LEASES_PER_PEER, REMEMBERED, Leases
 from mpkv.control.wire import Loss
 from mpkv.memory import FILLING, Ledger
-from tests.control.harness import KEY_SIZE, keys
+from tests.control.common import KEY_SIZE, keys
 
 BLOCKS = 64
 

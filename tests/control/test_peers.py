@@ -19,15 +19,9 @@ from mpkv.control.wire import (
     pack_runs,
 )
 from mpkv.messages import MissReason, Pulled, PullFailed
-from tests.control.harness import (
-    BLOCK_BYTES,
-    Plane,
-    Proxy,
-    RawSource,
-    closing,
-    keys,
-    wait_for,
-)
+from tests.control.common import BLOCK_BYTES, keys, wait_for
+from tests.control.harness import Plane
+from tests.control.raw import Proxy, RawSource, closing
 
 Start = Callable[..., Plane]
 Pair = tuple[Plane, Plane]

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable
 
 from mpkv.messages import CancelPull
-from tests.control.harness import ROOT, Plane, keys, wait_for
+from tests.control.common import ROOT, keys, wait_for
+from tests.control.harness import Plane
 
 Start = Callable[..., Plane]
 WANTED = keys("a", 3)

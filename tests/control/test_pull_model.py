@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from tests.control.harness import keys
+from tests.control.common import keys
 from tests.control.world import World
 
 KEYS = keys("a", 6)

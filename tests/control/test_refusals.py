@@ -9,7 +9,9 @@ import pytest
 from mpkv.control.compare import describe, differences
 from mpkv.control.wire import PROTOCOL, Busy, Difference, Hello, Refuse, Welcome
 from mpkv.messages import MissReason, PullFailed
-from tests.control.harness import COMPATIBILITY, Plane, RawPeer, RawSource, keys, wait_for
+from tests.control.common import COMPATIBILITY, keys, wait_for
+from tests.control.harness import Plane
+from tests.control.raw import RawPeer, RawSource
 
 Start = Callable[..., Plane]
 WANTED = keys("a", 3)

@@ -13,9 +13,6 @@ It interleaves steps; it says nothing about weak memory orders.
 
 import random
 from collections import deque
-from dataclasses import dataclass, field
-
-import msgspec
 
 from mpkv.control.client import Destination
 from mpkv.control.server import Source
@@ -24,7 +21,6 @@ from mpkv.memory import FILLING, LANDING, Ledger, block_ids
 from mpkv.messages import (
     AddPeer,
     CancelPull,
-    ControlStart,
     InitiatorReady,
     KeyGroup,
     PeerAdded,
@@ -35,86 +31,16 @@ from mpkv.messages import (
     Read,
     ReadDone,
     ReadFailed,
-    RingEnds,
     SlotsReturned,
     TargetReady,
-    Tier,
     ToEngine,
-    ToInitiator,
 )
-from tests.control.harness import BLOCK_BYTES, COMPATIBILITY, KEY_SIZE, keys, u32
+from tests.control.common import KEY_SIZE, keys, u32
+from tests.control.modelled import DEADLINE_S, EnginePull, ModelInitiator, Running, start_message
 
 SOURCE_BLOCKS = 16
 DESTINATION_BLOCKS = 32
 ADDRESS = "10.0.0.1:7710"
-DEADLINE_S = 10.0
-
-
-def start_message(node: str, instance: str, blocks: int) -> ControlStart:
-    none = RingEnds(-1, -1)
-    return ControlStart(
-        node=node,
-        instance=instance,
-        listen="10.0.0.1",
-        port=7710,
-        advertise=f"{node}.example",
-        peers=(),
-        compatibility=COMPATIBILITY,
-        tier=Tier(-1, blocks, BLOCK_BYTES),
-        ledger_fd=-1,
-        engine_pidfd=-1,
-        target_pidfd=-1,
-        supervisor_fd=-1,
-        wake_fd=-1,
-        from_engine=none,
-        to_engine=none,
-        from_target=none,
-        deadline_s=DEADLINE_S,
-        trace_dir="",
-    )
-
-
-@dataclass
-class Running:
-    """A READ that an initiator has begun: it may write until it is done or reaped."""
-
-    read: Read
-    began_with: list[bytes]
-    reported: bool = False
-
-
-@dataclass
-class ModelInitiator:
-    """One initiator process; `killed` ones still write until they are reaped."""
-
-    generation: int
-    inbox: deque[ToInitiator] = field(default_factory=deque)
-    running: list[Running] = field(default_factory=list)
-    killed: bool = False
-    closed: bool = False
-
-    def push(self, record: bytes) -> bool:
-        if len(self.inbox) >= 8:
-            return False
-        self.inbox.append(msgspec.msgpack.decode(record, type=ToInitiator))
-        return True
-
-    def fits(self, record: bytes) -> bool:
-        return True
-
-    def kill(self) -> None:
-        self.killed = True
-
-    def close(self) -> None:
-        self.closed = True
-
-
-@dataclass
-class EnginePull:
-    wanted: list[bytes]
-    slots: bytes
-    epoch: int
-    state: str = "open"
 
 
 class World:

@@ -1,0 +1,61 @@
+"""Which pulls cannot even begin, whatever their peer would say."""
+
+from collections.abc import Callable
+
+from mpkv.control.initiators import Initiators
+from mpkv.control.open_pull import SLOT
+from mpkv.control.pulls import Pulls
+from mpkv.control.sessions import Failure
+from mpkv.control.wire import check_groups
+from mpkv.errors import WireRefused
+from mpkv.messages import MissReason, Pull
+
+# Bounds the answers that the engine's ring may have to take at once.
+MAX_OPEN = 1024
+# In a Pulled: an index and a slot for each block, and the rest.
+ANSWER_BYTES_PER_SLOT = 12
+ANSWER_OVERHEAD = 256
+
+
+class Admission:
+    """`longest_answer`: bytes of the longest record that the engine's ring takes."""
+
+    def __init__(
+        self,
+        pulls: Pulls,
+        initiators: Initiators,
+        key_size: int,
+        epoch: Callable[[], int],
+        longest_answer: int,
+    ) -> None:
+        self._pulls = pulls
+        self._initiators = initiators
+        self._key_size = key_size
+        self._epoch = epoch
+        self._longest_answer = longest_answer
+
+    def hindrance(self, pull: Pull, now: float) -> Failure | None:
+        """Why `pull` cannot begin; None if it may."""
+        try:
+            keys = check_groups(pull.groups, self._key_size)
+        except WireRefused as error:
+            return Failure(MissReason.REFUSED, f"the pull cannot be sent: {error}")
+        slots = len(pull.slots) // SLOT
+        if now >= pull.deadline:
+            return Failure(MissReason.TIMED_OUT, "its deadline passed before it began")
+        if pull.epoch != self._epoch():
+            return Failure(MissReason.CACHE_RESET, "the cache was reset before it began")
+        if not keys:
+            return Failure(MissReason.NOT_HELD, "it asks for no keys")
+        if not slots:
+            return Failure(MissReason.NO_SPACE, "it has no slots")
+        if len(self._pulls) >= MAX_OPEN:
+            return Failure(MissReason.QUEUE_FULL, f"{MAX_OPEN} pulls are open already")
+        if ANSWER_BYTES_PER_SLOT * slots + ANSWER_OVERHEAD > self._longest_answer:
+            return Failure(MissReason.QUEUE_FULL, f"the result for {slots} slots fits no record")
+        if not self._initiators.usable:
+            return Failure(MissReason.HELPERS_DOWN, "no initiator is ready to READ")
+        if self._pulls.suspects(pull.peer):
+            detail = f"an earlier READ from {pull.peer} has not ended"
+            return Failure(MissReason.TRANSFER_FAILED, detail)
+        return None

@@ -1,0 +1,40 @@
+"""What is known of one pull that has not ended."""
+
+import enum
+from dataclasses import dataclass
+
+from mpkv.control.sessions import Session
+from mpkv.messages import Pull
+
+SLOT = 8
+
+
+class Step(enum.Enum):
+    """What a pull waits for."""
+
+    WAITING = "its session"
+    ASKED = "the grant"
+    GRANTED = "NIXL's registration"
+    READING = "the READ"
+    CONFIRMING = "the confirmation"
+
+
+@dataclass(slots=True, eq=False)
+class OpenPull:
+    """`keys` and `limit` are how many keys it asks for and how many slots it has."""
+
+    wanted: Pull
+    session: Session
+    deadline: float
+    keys: int
+    limit: int
+    step: Step = Step.WAITING
+    asks: int = 0
+    ask: int = 0
+    lease: int = 0
+    read: int = 0
+    indexes: bytes = b""
+    remote: bytes = b""
+    slots: bytes = b""
+    granted_at: float = 0.0
+    read_at: float = 0.0
