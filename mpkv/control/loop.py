@@ -4,6 +4,7 @@ Each turn takes a bounded amount from every ring and socket, lets time act, and 
 until something arrives or is due. Nothing a peer sends ends the loop.
 """
 
+import contextlib
 import logging
 import os
 import random
@@ -102,7 +103,8 @@ class ControlPlane:
     def _take_descriptors(self, ready: set[object], now: float) -> None:
         start = self._start
         if start.wake_fd in ready:
-            os.eventfd_read(start.wake_fd)
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(start.wake_fd)
         if start.target_pidfd in ready:
             # The supervisor is about to replace us; until then nothing is granted.
             self._poller.unregister(start.target_pidfd)

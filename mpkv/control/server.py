@@ -44,7 +44,7 @@ from mpkv.trace import Trace
 log = logging.getLogger("mpkv.control")
 
 MAX_SESSIONS = 1024
-REMEMBERED_REFUSALS = 1024
+MAX_REFUSALS_LOGGED = 1024
 
 Send = Callable[[bytes, ToDestination], bool]
 
@@ -88,7 +88,7 @@ class Source:
         self._by_route: OrderedDict[bytes, Inbound] = OrderedDict()
         self._by_instance: dict[str, Inbound] = {}
         self._by_address: dict[str, Inbound] = {}
-        self._refusals: OrderedDict[str, None] = OrderedDict()
+        self._refusals: set[str] = set()
 
     def target_ready(self, target: TargetReady) -> None:
         self._target = target
@@ -179,7 +179,7 @@ class Source:
         self._by_route[peer.route] = peer
         self._by_instance[peer.instance] = peer
         self._by_address[peer.address] = peer
-        log.debug("%s (%s) pulls from here", peer.node, peer.address)
+        log.debug("%s (%s) pulls from here", printable(peer.node), printable(peer.address))
 
     def _forget(self, peer: Inbound) -> None:
         self.leases.drop_peer(peer.instance)
@@ -215,12 +215,10 @@ class Source:
         self._answer(route, Busy(self._start.instance, "it speaks another protocol"))
 
     def _warn_once(self, text: str) -> None:
-        if text in self._refusals:
-            return
-        self._refusals[text] = None
-        if len(self._refusals) > REMEMBERED_REFUSALS:
-            self._refusals.popitem(last=False)
-        log.warning("%s", text)
+        """Say each thing once, and not endlessly many things."""
+        if text not in self._refusals and len(self._refusals) < MAX_REFUSALS_LOGGED:
+            self._refusals.add(text)
+            log.warning("%s", text)
 
     def _unknown(self, route: bytes, message: Ask | Confirm | Release | Ping) -> None:
         """Not of this session: of an earlier life of ours, or before any Hello."""

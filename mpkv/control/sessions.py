@@ -39,6 +39,9 @@ MAX_FLAPS = 20
 SETTLED_S = 1.0
 FIRST_BACKOFF_S = 0.2
 LONGEST_BACKOFF_S = 5.0
+# Where nothing listens a try costs one round trip, so a pull need not wait for the
+# back-off: the peer may have come up this moment.
+ON_DEMAND_S = 0.1
 # A mismatch heals only when somebody restarts an engine.
 REFUSED_BACKOFF_S = 5.0
 MAX_SESSIONS = 1024
@@ -71,6 +74,8 @@ class Session:
     node: str = ""
     greet_until: float = 0.0
     retry_at: float = 0.0
+    # When a pull may have the next try made, at the earliest.
+    on_demand_at: float = 0.0
     backoff_s: float = FIRST_BACKOFF_S
     up_at: float = 0.0
     flaps: int = 0
@@ -152,7 +157,7 @@ class Sessions:
             session = self._by_address[address] = Session(address, configured=False)
         session.asked_at = now
         if session.phase is Phase.IDLE:
-            if now < session.retry_at:
+            if now < session.on_demand_at:
                 return session.failure
             self._greet(session, now)
             if session.phase is Phase.IDLE:
@@ -199,6 +204,7 @@ class Sessions:
         if session.phase is Phase.GREETING:
             detail = f"{session.label} is not ready: {printable(busy.detail)}"
             self._end(session, Failure(MissReason.PEER_DOWN, detail), now)
+            session.on_demand_at = min(session.retry_at, now + ON_DEMAND_S)
         else:
             self._counters.add("dropped_stale")
 
@@ -240,6 +246,7 @@ class Sessions:
         if session is not None and session.phase is Phase.GREETING:
             detail = f"nothing answers at {session.label}"
             self._end(session, Failure(MissReason.PEER_DOWN, detail), now)
+            session.on_demand_at = min(session.retry_at, now + ON_DEMAND_S)
 
     # --- time ------------------------------------------------------------------------------
 
@@ -322,6 +329,7 @@ class Sessions:
         self._announce(session, text, logging.WARNING, text)
         self._end(session, Failure(MissReason.REFUSED, text), now)
         session.retry_at = now + REFUSED_BACKOFF_S * self._jitter.uniform(0.7, 1.0)
+        session.on_demand_at = session.retry_at
 
     def _end(self, session: Session, why: Failure, now: float) -> None:
         """Disconnect, tell everybody, and wait a while before the next try."""
@@ -332,13 +340,14 @@ class Sessions:
         session.phase = Phase.IDLE
         session.failure = Failure(why.reason, why.detail[:MAX_DETAIL])
         session.retry_at = now + session.backoff_s * self._jitter.uniform(0.7, 1.0)
+        session.on_demand_at = session.retry_at
         session.backoff_s = min(session.backoff_s * 2, LONGEST_BACKOFF_S)
         if session.instance:
             if why.reason is not MissReason.REFUSED:
                 self._announce(session, "lost", logging.WARNING, f"lost a peer: {why.detail}")
             self._lose_instance(session, session.failure, now)
         elif session.configured and not session.announced:
-            text = f"{why.detail}; trying again until it does"
+            text = f"{why.detail}; trying again"
             self._announce(session, "absent", logging.INFO, text)
         self._events.session_down(session, session.failure, now)
 

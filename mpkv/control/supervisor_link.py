@@ -19,22 +19,22 @@ DESCRIPTORS = 4
 
 
 class InitiatorProcess:
-    """The rings and the pidfd of one initiator; owns them all."""
+    """The rings and the pidfd of one initiator; owns them all once it is made."""
 
     def __init__(self, generation: int, fds: list[int], wake_fd: int, poller: zmq.Poller) -> None:
-        """Takes over `fds`: ring to it, eventfd that wakes it, ring from it, its pidfd."""
+        """`fds`: ring to it, eventfd that wakes it, ring from it, its pidfd. They stay the
+        caller's if this raises."""
         to_ring_fd, self._its_wake_fd, from_ring_fd, self.pidfd = fds
         self.generation = generation
         self.closed = False
         self._poller = poller
-        try:
-            self._to_ring = Ring.attach(to_ring_fd)
-            self._from_ring = Ring.attach(from_ring_fd)
-            self._producer = self._to_ring.producer(self._its_wake_fd)
-            self.consumer: Consumer = self._from_ring.consumer(wake_fd)
-        finally:
-            os.close(to_ring_fd)
-            os.close(from_ring_fd)
+        self._to_ring = Ring.attach(to_ring_fd)
+        self._from_ring = Ring.attach(from_ring_fd)
+        self._producer = self._to_ring.producer(self._its_wake_fd)
+        self.consumer: Consumer = self._from_ring.consumer(wake_fd)
+        # The rings have descriptors of their own.
+        os.close(to_ring_fd)
+        os.close(from_ring_fd)
         poller.register(self.pidfd, zmq.POLLIN)
 
     def push(self, record: bytes) -> bool:
@@ -90,6 +90,5 @@ class SupervisorLink:
         except (msgspec.MsgspecError, MpkvError) as error:
             log.error("the supervisor announced an initiator that cannot be used: %s", error)
             for fd in fds:
-                with contextlib.suppress(OSError):
-                    os.close(fd)
+                os.close(fd)
             return None

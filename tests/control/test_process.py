@@ -1,12 +1,15 @@
 """The process itself: its start, its port, its end."""
 
+import os
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
 
-from mpkv.messages import CancelPull
+import msgspec
+
+from mpkv.messages import CancelPull, InitiatorUp
 from tests.control.common import ROOT, keys, wait_for
 from tests.control.harness import Plane
 
@@ -95,6 +98,22 @@ def test_nothing_of_the_engine_is_taken_while_its_ring_is_full(start: Start) -> 
     for pull in pulls:
         plane.answer(pull)
     assert plane.ledger.counts()["landing"] == 0
+
+
+def test_an_initiator_that_cannot_be_used_is_an_error_and_the_next_one_serves(
+    start: Start,
+) -> None:
+    source, plane = start("source"), start("plane", initiator=False)
+    source.wait_ready()
+    plane.wait_ready()
+    source.store(WANTED)
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for body, count in ((b"junk", 4), (msgspec.msgpack.encode(InitiatorUp(1)), 4), (b"junk", 1)):
+        socket.send_fds(plane.supervisor, [body], [null] * count)
+    os.close(null)
+    wait_for(lambda: plane.log().count("cannot be used") == 3, "the errors")
+    plane.new_initiator()
+    wait_for(lambda: plane.fetch(source.address, WANTED) == [0, 1, 2], "a pull")
 
 
 def test_a_ledger_of_another_tier_is_refused_with_one_error(start: Start) -> None:
