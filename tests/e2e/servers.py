@@ -175,6 +175,7 @@ class Server:
 
     def stop(self) -> None:
         """SIGTERM as a user would, then the end of whatever is left."""
+        shared = shared_memory_of(members({self.group}))
         # vLLM misses one that comes in the moment when its start is complete.
         for _ in range(2):
             if self._popen.poll() is None:
@@ -182,6 +183,7 @@ class Server:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._popen.wait(STOP_S)
         self.kill_all()
+        remove_shared_memory(shared)
 
     def kill_all(self) -> None:
         """kill -9 of every process at once; vLLM's own shared memory goes too."""

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from mpkv.messages import MissReason
+from mpkv.settings import PeerAddress
 from tests.faults.conftest import MakeStandIn
 from tests.support.standin import COMPATIBILITY, StandIn, free_port, make_keys
 
@@ -174,3 +175,18 @@ def test_a_reset_cache_shares_nothing_old(pair: Pair) -> None:
     assert destination.pull("r2", source.address, keys) == [False] * 6
     destination.ledger.set_epoch(1)
     destination.pull_until(source, keys)
+
+
+def test_a_peer_that_comes_up_is_found_by_the_next_pull(standin: MakeStandIn) -> None:
+    """However long the back-off has become while nothing listened there."""
+    port = free_port()
+    absent = (PeerAddress("source", "127.0.0.1", port),)
+    destination = standin("destination", peers=absent)
+    keys = make_keys("late", 4)
+    until = time.monotonic() + 3
+    while time.monotonic() < until:
+        assert destination.pull("early", f"127.0.0.1:{port}", keys) == [False] * 4
+    source = standin("source", port=port)
+    source.store(keys)
+    # Its background tries are seconds apart by now.
+    destination.pull_until(source, keys, limit_s=1.0)
