@@ -199,11 +199,12 @@ def _check_values(cluster: Cluster) -> None:
                 key,
                 "PYTHONHASHSEED must be equal on all nodes; set hash_seed in [cluster] instead",
             )
-    if not 0 < cluster.pull.deadline_s <= 600:
+    # A source keeps a lease no longer than a minute.
+    if not 0 < cluster.pull.deadline_s <= 60:
         refuse(
             path,
             "[pull] deadline_s",
-            f"expected seconds above 0 and up to 600, found {cluster.pull.deadline_s}; "
+            f"expected seconds above 0 and up to 60, found {cluster.pull.deadline_s}; "
             "write for example 10.0",
         )
     if not cluster.nixl.backends:

@@ -91,30 +91,31 @@ class MpkvConnector(OffloadingConnector):
         if not status.req_context.load_tier_filter.allows(Medium.CPU, Locality.REMOTE):
             return
         status.update_offload_keys()
-        groups = self._key_groups(status)
+        groups, present = self._key_groups(status)
         if any(group.keys for group in groups):
-            self._manager.pulls.start(request.request_id, source, groups)
+            self._manager.pulls.start(request.request_id, source, groups, present)
 
-    def _key_groups(self, status: Any) -> tuple[KeyGroup, ...]:
-        """The request's keys per group, less the leading tokens that are here already."""
+    def _key_groups(self, status: Any) -> tuple[tuple[KeyGroup, ...], bytes]:
+        """The request's keys per group, less the leading tokens that are here already;
+        and the keys of those."""
         configs = self.scheduler.config.kv_group_configs
         packed = [b"".join(group.offload_keys) for group in status.group_states]
         windows = [config.load_window_size_in_chunks(status.req.num_tokens) for config in configs]
-        tokens = [config.tokens_per_chunk for config in configs]
+        steps = [config.tokens_per_chunk for config in configs]
+        size = self._manager.ledger.key_size
         here = 0
         if not any(windows):
             # A window may reach back before the boundary, so this is for full
             # attention alone.
-            ledger = self._manager.ledger
-            here = min(
-                ledger.lookup_prefix(keys) * step for keys, step in zip(packed, tokens, strict=True)
-            )
-            here -= here % math.lcm(*tokens)
-        size = self._manager.ledger.key_size
-        return tuple(
-            KeyGroup(keys[here // step * size :], step, window or 0)
-            for keys, step, window in zip(packed, tokens, windows, strict=True)
+            prefix = self._manager.ledger.lookup_prefix
+            here = min(prefix(keys) * step for keys, step in zip(packed, steps, strict=True))
+            here -= here % math.lcm(*steps)
+        cuts = [here // step * size for step in steps]
+        groups = tuple(
+            KeyGroup(keys[cut:], step, window or 0)
+            for keys, cut, step, window in zip(packed, cuts, steps, windows, strict=True)
         )
+        return groups, b"".join(keys[:cut] for keys, cut in zip(packed, cuts, strict=True))
 
     # --- cache reset, before vLLM 0.33 -----------------------------------------------
 

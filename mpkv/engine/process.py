@@ -31,7 +31,8 @@ class HelperProcess:
         try:
             os.write(start_fd, msgspec.msgpack.encode(start))
             self._popen = subprocess.Popen(
-                [sys.executable, "-m", module, "--start-fd", str(start_fd)],
+                # -P: where vLLM was started is no place to import from.
+                [sys.executable, "-P", "-m", module, "--start-fd", str(start_fd)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[start_fd, *fds],
                 env=_helper_environment(),

@@ -16,6 +16,7 @@ from typing import Protocol
 
 import msgspec
 
+from mpkv.engine.fit import fit, slots_of
 from mpkv.engine.supervisor import Link, Supervisor
 from mpkv.errors import SegmentRefused
 from mpkv.memory import LANDING, PUBLISHED, Ledger
@@ -39,6 +40,8 @@ INDEX_BYTES = 4
 CLAIM_SHARE = 4
 # Records taken per call, so that one call stays short however much has piled up.
 RECORDS_PER_CALL = 64
+# How long after its deadline a pull without an answer means a control plane that hangs.
+OVERDUE_S = 2.0
 
 
 class PullMeter(Protocol):
@@ -102,14 +105,17 @@ class PullBook:
 
     # --- for the connector -----------------------------------------------------------
 
-    def start(self, request: str, peer: str, groups: tuple[KeyGroup, ...]) -> None:
+    def start(
+        self, request: str, peer: str, groups: tuple[KeyGroup, ...], present: bytes = b""
+    ) -> None:
         """Open a pull of `groups` from `peer` (`host:port`) for `request`.
 
-        The request waits (`pending`) until the pull has ended. Allocates.
+        The request waits (`pending`) until the pull has ended; `present` are keys that
+        are here and that it needs as well, packed. Allocates.
         """
         if request in self._by_request:
             return
-        groups = self._fit(groups)
+        groups = fit(groups, self._claimable, self._ledger.key_size)
         keys = groups[0].keys if len(groups) == 1 else b"".join(group.keys for group in groups)
         now = time.monotonic()
         pull = _OpenPull(
@@ -118,15 +124,16 @@ class PullBook:
             peer=peer,
             groups=groups,
             keys=keys,
-            count=sum(self._slots_of(group) for group in groups),
+            count=sum(slots_of(group, self._ledger.key_size) for group in groups),
             epoch=self._ledger.epoch,
             started=now,
             deadline=now + self._deadline_s,
         )
         self._by_request[request] = pull
-        if pull.count > self._claimable or not pull.count:
-            self._settle(pull, MissReason.NO_SPACE, "it needs more than a quarter of the tier")
+        if not pull.count:
+            self._settle(pull, MissReason.NO_SPACE, "a quarter of the tier is too little for it")
             return
+        self._keep(request, present)
         self._waiting.append(pull)
         self.start_waiting()
 
@@ -183,12 +190,12 @@ class PullBook:
             try:
                 record = link.from_control.pop()
             except SegmentRefused as error:
-                log.error("the control plane wrote an impossible record: %s", error)
-                self._supervisor.distrust(link.generation)
+                self._distrust(link.generation, f"its ring is impossible: {error}")
                 return
             if record is None:
-                return
+                break
             self._take(link, record)
+        self._distrust_if_overdue(link)
 
     def start_waiting(self) -> None:
         """Send the pulls that wait their turn, in order, as far as there is room."""
@@ -225,19 +232,15 @@ class PullBook:
 
     # --- one pull --------------------------------------------------------------------
 
-    def _slots_of(self, group: KeyGroup) -> int:
-        keys = len(group.keys) // self._ledger.key_size
-        return min(keys, group.window) if group.window else keys
+    def _keep(self, request: str, present: bytes) -> None:
+        """Pin what is here, so that the pull does not evict what it is to follow."""
+        count = len(present) // self._ledger.key_size
+        if count and self._claimed + count <= self._claimable:
+            self._pin(request, self._ledger.pin_many(present))
 
-    def _fit(self, groups: tuple[KeyGroup, ...]) -> tuple[KeyGroup, ...]:
-        """Cut a single full-attention group to what may be claimed: a prefix serves."""
-        if len(groups) != 1 or groups[0].window:
-            return groups
-        group = groups[0]
-        limit = self._claimable * self._ledger.key_size
-        if len(group.keys) <= limit:
-            return groups
-        return (KeyGroup(group.keys[:limit], group.tokens_per_key, 0),)
+    def _pin(self, request: str, slots: bytes) -> None:
+        self._pins[request] = self._pins.get(request, b"") + slots
+        self._claimed += len(slots) // SLOT_BYTES
 
     def _send(self, pull: _OpenPull) -> None:
         link = self._supervisor.link
@@ -285,13 +288,25 @@ class PullBook:
                 if not pull.settled:
                     self._settle(pull, MissReason.HELPERS_DOWN, "the helpers died")
 
+    def _distrust_if_overdue(self, link: Link) -> None:
+        """A control plane that lives answers every pull by its deadline."""
+        for pull in self._open.values():
+            # Only the oldest: the others are younger, or will be the oldest soon.
+            if time.monotonic() > pull.deadline + OVERDUE_S:
+                self._distrust(link.generation, f"pull {pull.number} is long overdue")
+            return
+
+    def _distrust(self, generation: int, why: str) -> None:
+        log.error("the control plane is replaced: %s", why)
+        self._supervisor.distrust(generation)
+
     # --- records of the control plane ------------------------------------------------
 
     def _take(self, link: Link, record: bytes) -> None:
         try:
             message = self._decode(record)
         except msgspec.MsgspecError as error:
-            log.error("a record of the control plane cannot be read (%s); dropped", error)
+            self._distrust(link.generation, f"a record cannot be read: {error}")
             return
         if isinstance(message, SlotsReturned):
             held = self._held.get(message.pull)
@@ -320,6 +335,8 @@ class PullBook:
     def _adopt(self, pull: _OpenPull, message: Pulled) -> None:
         if pull.epoch != self._ledger.epoch:
             self._release(pull)
+            if not pull.settled:
+                self._settle(pull, MissReason.CACHE_RESET, "the cache was reset")
             return
         keys = self._keys_at(pull, message.indexes)
         used = len(message.slots)
@@ -328,8 +345,9 @@ class PullBook:
             or len(keys) // self._ledger.key_size != used // SLOT_BYTES
             or message.slots != pull.slots[:used]
         ):
-            self._release(pull)
-            log.error("pull %s names keys or slots it was not given", pull.number)
+            # Who says so cannot be believed about the READ either.
+            self._held[pull.number] = pull
+            self._distrust(pull.generation, "it names keys or slots that it was not given")
             if not pull.settled:
                 self._settle(pull, MissReason.TRANSFER_FAILED, "its result is malformed")
             return
@@ -371,8 +389,7 @@ class PullBook:
             published = b"".join(slots[i * SLOT_BYTES : (i + 1) * SLOT_BYTES] for i in good)
             stored = b"".join(keys[i * size : (i + 1) * size] for i in good)
         if pin:
-            self._pins[pull.request] = published
-            self._claimed += len(published) // SLOT_BYTES
+            self._pin(pull.request, published)
         if stored:
             self._on_change(stored, b"")
 

@@ -191,15 +191,81 @@ def test_a_result_that_names_what_it_was_not_given(
     book.pulls.drain()
     assert book.hits(keys) == 0
     assert book.meter.misses == {MissReason.TRANSFER_FAILED: 1}
+    assert book.supervisor.distrusted == [1]
+    assert book.ledger.counts()["landing"] == 10
+    book.supervisor.next_generation()
+    book.pulls.drain()
     assert book.ledger.counts()["free"] == BLOCKS
 
 
-def test_what_is_no_record_at_all_is_dropped(book: Book) -> None:
-    book.start("r", make_keys("k", 3))
+def test_a_record_that_cannot_be_read_ends_its_generation(book: Book) -> None:
+    keys = make_keys("k", 3)
+    book.start("r", keys)
     assert book.supervisor.answers.push(b"\xc1 no msgpack")
-    book.supervisor.say_pulled(book.supervisor.next_pull(), 3)
     book.pulls.drain()
-    assert book.hits(make_keys("k", 3)) == 3
+    assert book.supervisor.distrusted == [1]
+    book.supervisor.next_generation()
+    book.pulls.drain()
+    assert book.hits(keys) == 0
+    assert book.meter.misses == {MissReason.HELPERS_DOWN: 1}
+    assert book.ledger.counts()["free"] == BLOCKS
+
+
+def test_a_control_plane_that_owes_an_answer_for_too_long_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("mpkv.engine.pulls.OVERDUE_S", 0.0)
+    book = Book(deadline_s=0.001)
+    book.start("r", make_keys("k", 3))
+    while book.pulls.pending("r"):
+        pass
+    book.pulls.drain()
+    assert book.supervisor.distrusted == [1]
+    # Until its processes are reaped a READ may still write these.
+    assert book.ledger.counts()["landing"] == 3
+    book.supervisor.next_generation()
+    book.pulls.drain()
+    assert book.ledger.counts()["free"] == BLOCKS
+
+
+def test_a_reset_settles_a_pull_whose_answer_is_still_in_the_ring(book: Book) -> None:
+    keys = make_keys("k", 4)
+    book.start("r", keys)
+    book.supervisor.say_pulled(book.supervisor.next_pull(), 4)
+    book.ledger.set_epoch(book.ledger.epoch + 1)
+    book.pulls.drain()
+    assert not book.pulls.pending("r")
+    assert book.meter.misses == {MissReason.CACHE_RESET: 1}
+    assert book.hits(keys) == 0
+    assert book.ledger.counts()["free"] == BLOCKS
+
+
+def test_what_is_here_is_kept_for_the_rest_to_follow(book: Book) -> None:
+    """In a full tier, the slots of a pull come from others' blocks."""
+    prompt, others = make_keys("prompt", 14), make_keys("others", BLOCKS - 7)
+    for keys in (prompt[:7], others):
+        allocated = book.ledger.allocate(len(keys), FILLING)
+        assert allocated is not None
+        assert not any(book.ledger.publish(allocated[0], b"".join(keys), False))
+    group = KeyGroup(b"".join(prompt[7:]), 16, 0)
+    book.pulls.start("r", "peer:1", (group,), present=b"".join(prompt[:7]))
+    book.supervisor.say_pulled(book.supervisor.next_pull(), 7)
+    book.pulls.drain()
+    assert book.hits(prompt) == 14
+    assert book.ledger.counts()["engine_pins"] == 14
+    book.pulls.looked_up("r")
+    assert book.ledger.counts()["engine_pins"] == 0
+
+
+def test_groups_are_cut_to_equal_tokens_to_fit(book: Book) -> None:
+    full = KeyGroup(b"".join(make_keys("full", 40)), 16, 0)
+    coarse = KeyGroup(b"".join(make_keys("coarse", 20)), 32, 0)
+    windowed = KeyGroup(b"".join(make_keys("windowed", 40)), 16, 3)
+    book.pulls.start("r", "peer:1", (full, coarse, windowed))
+    pull = book.supervisor.next_pull()
+    # A quarter is 16 slots: 3 for the window, and 4 steps of 2 + 1 keys.
+    assert [len(group.keys) // KEY_SIZE for group in pull.groups] == [8, 4, 8]
+    assert len(pull.slots) == 8 * (8 + 4 + 3)
 
 
 def test_a_pull_of_old_content_is_never_adopted(book: Book) -> None:
