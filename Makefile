@@ -15,7 +15,7 @@ NEXT := build/vllm-0.33
 
 NATIVE := $(wildcard mpkv/memory/native/*.c mpkv/memory/native/*.h)
 
-.PHONY: demo test lint type tsan clean
+.PHONY: demo test bench lint type tsan clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.mpkv
@@ -23,6 +23,10 @@ demo: .venv/.mpkv
 
 test: .venv/.mpkv $(NEXT)/.unpacked
 	@$(BIN)/python -m pytest
+
+# Reports of this machine's speed in bench/; let nothing else run meanwhile.
+bench: .venv/.mpkv
+	@$(BIN)/mpkv bench all
 
 lint: .venv/.mpkv
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
@@ -35,7 +39,7 @@ tsan: .venv/.mpkv
 	@$(BIN)/python -m pytest tests/memory/test_tsan.py
 
 clean:
-	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist bench *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -f mpkv/memory/*.so
 	find mpkv cli tests -name __pycache__ -prune -exec rm -rf {} +
 
@@ -48,8 +52,8 @@ clean:
 	@echo "  1/2 PyTorch for the CPU"
 	@$(PIP_INSTALL) '$(TORCH)' || { echo "pip found no $(TORCH); README.md, \
 	\"Installing\", says which index has it" >&2; exit 1; }
-	@echo "  2/2 vLLM for the CPU, NIXL and what the tests need"
-	@$(PIP_INSTALL) -e '.[cpu,test]'
+	@echo "  2/2 vLLM for the CPU, NIXL and what tests and benchmarks need"
+	@$(PIP_INSTALL) -e '.[cpu,test,bench]'
 	@$(BIN)/python -m pip uninstall -qq -y $(UNMATCHED)
 	@touch $@
 

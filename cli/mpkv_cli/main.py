@@ -9,6 +9,7 @@ import click
 import mpkv
 from mpkv.config import load_cluster
 from mpkv.errors import MpkvError
+from mpkv_cli.bench.commands import bench
 
 
 class _Commands(click.Group):
@@ -84,6 +85,9 @@ def demo(config: str, output: Path) -> None:
     from mpkv_cli.demo.run import run_demo
 
     run_demo(config, output)
+
+
+main.add_command(bench)
 
 
 @main.command(hidden=True)

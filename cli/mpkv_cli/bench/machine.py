@@ -1,0 +1,59 @@
+"""What the figures were measured on."""
+
+import importlib.metadata
+import os
+import platform
+from datetime import UTC, datetime
+from typing import Any
+
+import psutil
+import zmq
+
+
+def describe_machine() -> dict[str, Any]:
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": psutil.virtual_memory().total,
+        "virtual": _hypervisor(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "nixl": _version("nixl"),
+        "zeromq": zmq.zmq_version(),
+        "load_before": round(os.getloadavg()[0], 2),
+    }
+
+
+def machine_line(machine: dict[str, Any]) -> str:
+    kind = "virtual machine" if machine["virtual"] else "machine"
+    return (
+        f"{kind}: {machine['cores']} cores of {machine['cpu']}, "
+        f"{machine['memory_bytes'] / (1 << 30):.0f} GiB, Linux {machine['kernel']}, "
+        f"Python {machine['python']}, NIXL {machine['nixl']}, ZeroMQ {machine['zeromq']}; "
+        f"{machine['transport']}; load {machine['load_before']} before"
+    )
+
+
+def _cpu_model() -> str:
+    found: dict[str, str] = {}
+    with open("/proc/cpuinfo") as file:
+        for line in file:
+            name, _, value = line.partition(":")
+            found.setdefault(name.strip(), value.strip())
+    model = found.get("model name") or found.get("Processor") or platform.machine()
+    # Virtual machines often hide the model's name behind a family and a number.
+    speed = f" at {float(found['cpu MHz']) / 1000:.1f} GHz" if "cpu MHz" in found else ""
+    return model + speed
+
+
+def _hypervisor() -> bool:
+    with open("/proc/cpuinfo") as file:
+        return any(line.startswith("flags") and " hypervisor" in line for line in file)
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
