@@ -85,6 +85,7 @@ class StandIn:
         *,
         blocks: int = 256,
         block_bytes: int = 4096,
+        host: str = "127.0.0.1",
         port: int | None = None,
         peers: tuple[PeerAddress, ...] = (),
         deadline_s: float = 10.0,
@@ -92,10 +93,16 @@ class StandIn:
         trace_dir: str = "",
     ) -> None:
         self.port = port if port is not None else free_port()
-        self.address = f"127.0.0.1:{self.port}"
+        self.address = f"{host}:{self.port}"
         self.block_bytes = block_bytes
         self.settings = EngineSettings(
-            node=node, port=self.port, peers=peers, deadline_s=deadline_s, trace_dir=trace_dir
+            node=node,
+            listen=host,
+            port=self.port,
+            advertise=host,
+            peers=peers,
+            deadline_s=deadline_s,
+            trace_dir=trace_dir,
         )
         self.ledger = Ledger.create(blocks, KEY_SIZE)
         self._fd = create_segment("standin-tier", blocks * block_bytes)

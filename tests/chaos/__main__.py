@@ -1,0 +1,34 @@
+"""`python -m tests.chaos`: FAULTS and SEED in the environment; status 0 only when clean.
+
+Logs of the engines are kept when something was found, or with KEEP_LOGS=1.
+"""
+
+import asyncio
+import os
+import random
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.chaos.network import Loopback
+from tests.chaos.runner import ENGINES, Runner
+
+PAUSE_S = 0.4
+
+
+def main() -> int:
+    faults = int(os.environ.get("FAULTS") or 2000)
+    seed = int(os.environ.get("SEED") or random.SystemRandom().randrange(1 << 32))
+    logs = Path(tempfile.mkdtemp(prefix="mpkv-chaos-"))
+    print(f"FAULTS={faults} SEED={seed}, logs of the engines in {logs}", flush=True)
+    runner = Runner(seed, faults, PAUSE_S, Loopback(ENGINES), logs)
+    asyncio.run(runner.run())
+    if runner.tally.clean and not os.environ.get("KEEP_LOGS"):
+        shutil.rmtree(logs)
+    print("\n".join(runner.tally.summary()), flush=True)
+    return 0 if runner.tally.clean else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
