@@ -46,16 +46,16 @@ def _quick(command: Function) -> Function:
 def _run(
     benchmark: str, measure: "Callable[[Progress], Result]", as_json: bool, plot: Path | None
 ) -> None:
-    from mpkv_cli.bench.machine import describe_machine, machine_line
+    from mpkv_cli.bench.machine import Stolen, describe_machine, machine_line
     from mpkv_cli.bench.plot import check_plotting, draw
     from mpkv_cli.bench.progress import Progress
     from mpkv_cli.bench.show import as_text
 
     if plot is not None:
         check_plotting()
-    machine = describe_machine()
+    machine, stolen = describe_machine(), Stolen()
     result = measure(Progress(benchmark))
-    found = result.as_json(machine)
+    found = result.as_json({**machine, "stolen_share": stolen.share()})
     click.echo(as_text(found), err=as_json)
     if as_json:
         click.echo(json.dumps(found, indent=1))

@@ -25,13 +25,26 @@ def describe_machine() -> dict[str, Any]:
     }
 
 
+class Stolen:
+    """How much of its time a virtual machine did not get, from construction on."""
+
+    def __init__(self) -> None:
+        self._before = psutil.cpu_times()
+
+    def share(self) -> float:
+        spent = [now - before for now, before in zip(psutil.cpu_times(), self._before, strict=True)]
+        stolen: float = psutil.cpu_times().steal - self._before.steal
+        return stolen / max(sum(spent), 0.01)
+
+
 def machine_line(machine: dict[str, Any]) -> str:
     kind = "virtual machine" if machine["virtual"] else "machine"
     return (
         f"{kind}: {machine['cores']} cores of {machine['cpu']}, "
         f"{machine['memory_bytes'] / (1 << 30):.0f} GiB, Linux {machine['kernel']}, "
         f"Python {machine['python']}, NIXL {machine['nixl']}, ZeroMQ {machine['zeromq']}; "
-        f"{machine['transport']}; load {machine['load_before']} before"
+        f"{machine['transport']}; load {machine['load_before']} before, "
+        f"{machine['stolen_share']:.1%} of its time stolen meanwhile"
     )
 
 

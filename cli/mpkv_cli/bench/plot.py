@@ -14,6 +14,8 @@ def check_plotting() -> None:
 
 def draw(chart: Chart, footer: str, path: Path) -> None:
     pyplot = _pyplot()
+    import matplotlib.ticker
+
     figure, axes = pyplot.subplots(figsize=(9, 5.5), layout="constrained")
     if chart.ticks:
         _bars(axes, chart)
@@ -22,8 +24,12 @@ def draw(chart: Chart, footer: str, path: Path) -> None:
     axes.set_title(chart.title)
     axes.set_xlabel(chart.x_label)
     axes.set_ylabel(chart.y_label)
-    axes.set_xscale("log" if "x" in chart.log else "linear")
-    axes.set_yscale("log" if "y" in chart.log else "linear")
+    for axis, name in ((axes.xaxis, "x"), (axes.yaxis, "y")):
+        if name in chart.log:
+            axes.set(**{f"{name}scale": "log"})
+            # Numbers, not powers of ten.
+            axis.set_major_formatter(matplotlib.ticker.LogFormatter())
+            axis.set_minor_formatter(matplotlib.ticker.LogFormatter(minor_thresholds=(2, 0.4)))
     axes.grid(True, axis="y", alpha=0.3)
     axes.legend(fontsize="small")
     figure.text(0.01, -0.03, footer, fontsize=6, color="gray")

@@ -33,7 +33,8 @@ class Worker:
 
     def __init__(self, module: str) -> None:
         self._module = module
-        self._log = tempfile.TemporaryFile()
+        # Closed with the worker.
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self._popen = subprocess.Popen(
             [sys.executable, "-m", f"mpkv_cli.bench.workers.{module}"],
             stdin=subprocess.PIPE,
@@ -56,7 +57,8 @@ class Worker:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        assert self._popen.stdin is not None and self._popen.stdout is not None
+        assert self._popen.stdin is not None
+        assert self._popen.stdout is not None
         with contextlib.suppress(OSError):
             self._popen.stdin.close()
         try:
