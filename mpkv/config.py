@@ -8,6 +8,7 @@ import ipaddress
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -40,9 +41,13 @@ class VllmSection(_Section, frozen=True):
 
 
 class TierSection(_Section, frozen=True):
-    """`size` is the CPU memory of each data-parallel rank."""
+    """`size` is the CPU memory of each data-parallel rank.
+
+    `huge_pages` "auto" uses them where /dev/shm is mounted with `huge=advise` or more.
+    """
 
     size: str
+    huge_pages: Literal["auto", "off"] = "auto"
 
     @property
     def size_bytes(self) -> int:
@@ -145,6 +150,7 @@ class Cluster:
             deadline_s=self.pull.deadline_s,
             backends=self.nixl.backends,
             revision=self.vllm.revision,
+            huge_pages=self.tier.huge_pages,
             trace_dir=trace_dir,
         )
 

@@ -6,7 +6,7 @@ by which configuration reaches the engine and, through it, the helpers.
 """
 
 import ipaddress
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -31,7 +31,8 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `listen` is the address the control plane binds, `port` its base port (rank `r`
     uses `port + r`). `advertise` is the address by which peers reach this node.
     `peers` are connected and warmed in the background. `deadline_s` bounds each pull
-    from its start, in seconds. `backends` are NIXL backend names.
+    from its start, in seconds. `backends` are NIXL backend names. `huge_pages` "auto" lays
+    them under the tier where /dev/shm gives them.
     `trace_dir`, when set, receives one JSON-lines file of time-stamped events per
     process.
     """
@@ -45,6 +46,7 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     deadline_s: float = 10.0
     backends: tuple[str, ...] = ("UCX",)
     revision: str = ""
+    huge_pages: Literal["auto", "off"] = "auto"
     trace_dir: str = ""
 
 

@@ -1,6 +1,7 @@
 """`MpkvSpec`: what vLLM's offloading connector builds its manager and workers from."""
 
 import fcntl
+import logging
 from typing import Any
 
 from vllm.platforms import current_platform
@@ -17,9 +18,13 @@ from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
 from mpkv.engine import metrics
 from mpkv.engine.copy_worker import CpuCopyWorker
+from mpkv.engine.huge_pages import create_with_huge_pages
 from mpkv.engine.manager import MpkvManager
+from mpkv.engine.region import region_path
 from mpkv.errors import ConfigRefused
 from mpkv.settings import check_exposure, decode_settings
+
+log = logging.getLogger("mpkv.engine")
 
 
 class MpkvSpec(CPUOffloadingSpec):
@@ -72,9 +77,12 @@ class MpkvSpec(CPUOffloadingSpec):
     def _create_region(self) -> SharedOffloadRegion:
         """Create or join the region, leaving it named: the engine has yet to open it.
 
-        The lock tells `mpkv launch` that the name is in use, should the engine die
-        before it could remove it.
+        The first worker may lay huge pages under it before anybody maps it. The lock
+        tells `mpkv launch` that the name is in use, should the engine die before it
+        could remove it.
         """
+        if self.settings.huge_pages == "auto":
+            self._lay_huge_pages()
         region = SharedOffloadRegion(
             engine_id=self.config.engine_id,
             num_chunks=self.num_chunks,
@@ -84,6 +92,17 @@ class MpkvSpec(CPUOffloadingSpec):
         )
         fcntl.flock(region.fd, fcntl.LOCK_SH)
         return region
+
+    def _lay_huge_pages(self) -> None:
+        parallel = self.config.parallel
+        if parallel.rank == 0:
+            size = self.num_chunks * self.kv_bytes_per_chunk
+            got = create_with_huge_pages(region_path(self.config.engine_id), size)
+            log.info("[%s] CPU tier: %s", self.settings.node, got)
+        if parallel.world_size > 1:
+            from vllm.distributed.parallel_state import get_world_group
+
+            get_world_group().barrier()
 
     def _worker_on(
         self, kv_caches: CanonicalKVCaches, region: SharedOffloadRegion
