@@ -288,6 +288,49 @@ def scale(quick: bool, as_json: bool, plot: Path | None, **options: Any) -> None
     _run("scale", lambda progress: measure(Plan(**options), progress), as_json, plot)
 
 
+@bench.command()
+@click.option(
+    "--busy",
+    multiple=True,
+    type=click.Choice(("none", "source", "destination")),
+    default=("none", "source", "destination"),
+    help="Which engine is busy; default: each in turn.",
+)
+@click.option("--repeats", type=click.IntRange(1), default=5, show_default=True)
+@click.option(
+    "--against",
+    type=click.Choice(("vllm-p2p", "nothing")),
+    default="vllm-p2p",
+    show_default=True,
+    help="What mpkv is compared with, on equal engines.",
+)
+@click.option(
+    "--saturating-tokens",
+    type=click.IntRange(512, 32_000),
+    default=6144,
+    show_default=True,
+    help="Of each of the prompts that keep the destination busy.",
+)
+@click.option(
+    "--output",
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("build"),
+    show_default=True,
+    help="Where the model and logs go.",
+)
+@click.option("--trace-dir", metavar="DIR", default="", help="Where mpkv's events go.")
+@_quick
+@_report_options
+def e2e(quick: bool, as_json: bool, plot: Path | None, **options: Any) -> None:
+    """Two real engines: lookup delay and first token, whichever engine is busy."""
+    from mpkv_cli.bench.e2e import Plan, measure
+
+    if quick:
+        options |= {"repeats": 1, "against": "nothing", "saturating_tokens": 1024}
+    _run("e2e", lambda progress: measure(Plan(**options), progress), as_json, plot)
+
+
 @bench.command(name="all")
 @click.option(
     "--output",

@@ -109,13 +109,32 @@ class Client:
         connections = []
         try:
             for prompt in prompts:
-                connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
-                connections.append(connection)
-                connection.request("POST", "/v1/completions", *_json(self._body(prompt, 1)))
+                connections.append(self.post(prompt, timeout_s))
             yield
         finally:
             for connection in connections:
                 connection.close()
+
+    def post(self, prompt: Prompt, timeout_s: float) -> http.client.HTTPConnection:
+        """Ask for one token and do not wait; closing the connection aborts the request."""
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
+        try:
+            connection.request("POST", "/v1/completions", *_json(self._body(prompt, 1)))
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def flush_prefix_cache(self) -> bool:
+        """Empty the engine's own KV cache and leave its tier as it is; False if it refused.
+
+        Only servers with VLLM_SERVER_DEV_MODE offer that.
+        """
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=30.0)
+        with closing(connection):
+            connection.request("POST", "/reset_prefix_cache?reset_external=false")
+            response = connection.getresponse()
+            return response.status == 200 and bool(json.loads(response.read())["success"])
 
     def _body(self, prompt: Prompt, max_tokens: int) -> dict[str, Any]:
         if not self._model:

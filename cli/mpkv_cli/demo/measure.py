@@ -57,28 +57,28 @@ def measure(a: Replica, b: Replica, name: str, *, busy: bool) -> Sample:
     on_a = _complete(a, prompt)
     load = [make_prompt(f"{name}-load-{i}", BUSY_TOKENS) for i in range(BUSY_PROMPTS)]
     with a.client.load(load, REQUEST_S) if busy else nullcontext():
-        step_s = _wait_busy(a) if busy else 0.0
+        step_s = wait_busy(a) if busy else 0.0
         before = b.client.metrics()
         on_b = b.client.complete(
             prompt, max_tokens=ANSWER_TOKENS, timeout_s=REQUEST_S, source=a.as_source
         )
         after = _pull_counted(b, before)
         if busy:
-            _require_busy(a)
+            require_busy(a)
     # Another salt makes other keys: the same tokens, and nothing to hit.
     alone = _complete(b, prompt, salt=name)
     return Sample(
-        lookup_delay_s=_mean(before, after, "mpkv:lookup_delay_seconds"),
-        pull_s=_mean(before, after, "mpkv:pull_seconds"),
-        pulled_bytes=int(_grown(before, after, "mpkv:pulled_bytes_total")),
+        lookup_delay_s=mean(before, after, "mpkv:lookup_delay_seconds"),
+        pull_s=mean(before, after, "mpkv:pull_seconds"),
+        pulled_bytes=int(grown(before, after, "mpkv:pulled_bytes_total")),
         reused_tokens=int(
-            _grown(before, after, "vllm:prompt_tokens_cached_by_source_total", 'source="p2p"')
+            grown(before, after, "vllm:prompt_tokens_cached_by_source_total", 'source="p2p"')
         ),
         ttft_shared_s=on_b.ttft_s,
         ttft_local_s=alone.ttft_s,
         step_s=step_s,
         identical=on_a.tokens == on_b.tokens == alone.tokens,
-        misses=int(_grown(before, after, "mpkv:pull_misses_total")),
+        misses=int(grown(before, after, "mpkv:pull_misses_total")),
     )
 
 
@@ -91,7 +91,7 @@ def _complete(replica: Replica, prompt: Prompt, salt: str = "") -> Answer:
     return replica.client.complete(prompt, max_tokens=ANSWER_TOKENS, timeout_s=REQUEST_S, salt=salt)
 
 
-def _wait_busy(replica: Replica) -> float:
+def wait_busy(replica: Replica) -> float:
     """Until the replica is in the middle of its load; returns the length of its steps."""
     ends = []
     usage = replica.client.metrics().total(USAGE)
@@ -103,21 +103,21 @@ def _wait_busy(replica: Replica) -> float:
 
 def _usage_above(replica: Replica, usage: float) -> float:
     """Each step of a prefill takes more of the KV cache: this waits for the next."""
-    metrics = _poll(replica, lambda now: now.total(USAGE) > usage, "compute its load")
+    metrics = poll(replica, lambda now: now.total(USAGE) > usage, "compute its load")
     return metrics.total(USAGE)
 
 
-def _require_busy(replica: Replica) -> None:
+def require_busy(replica: Replica) -> None:
     if replica.client.metrics().total("vllm:num_requests_running") == 0:
         raise HelperFailed(f"replica {replica.name} finished its load too early to be busy")
 
 
 def _pull_counted(b: Replica, before: Metrics) -> Metrics:
     name = "mpkv:lookup_delay_seconds_count"
-    return _poll(b, lambda now: now.total(name) > before.total(name), "count its pull")
+    return poll(b, lambda now: now.total(name) > before.total(name), "count its pull")
 
 
-def _poll(replica: Replica, done: Callable[[Metrics], bool], what: str) -> Metrics:
+def poll(replica: Replica, done: Callable[[Metrics], bool], what: str) -> Metrics:
     deadline = time.monotonic() + 30.0
     while time.monotonic() < deadline:
         replica.require_alive()
@@ -128,10 +128,10 @@ def _poll(replica: Replica, done: Callable[[Metrics], bool], what: str) -> Metri
     raise HelperFailed(f"replica {replica.name} did not {what} within 30 s; see {replica.log}")
 
 
-def _grown(before: Metrics, after: Metrics, name: str, label: str = "") -> float:
+def grown(before: Metrics, after: Metrics, name: str, label: str = "") -> float:
     return after.total(name, label) - before.total(name, label)
 
 
-def _mean(before: Metrics, after: Metrics, histogram: str) -> float:
-    count = _grown(before, after, f"{histogram}_count")
-    return _grown(before, after, f"{histogram}_sum") / count if count else 0.0
+def mean(before: Metrics, after: Metrics, histogram: str) -> float:
+    count = grown(before, after, f"{histogram}_count")
+    return grown(before, after, f"{histogram}_sum") / count if count else 0.0

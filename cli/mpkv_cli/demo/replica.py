@@ -1,11 +1,13 @@
 """Starting the servers of a cluster file here, and leaving nothing behind of them."""
 
 import contextlib
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 
 import psutil
 
@@ -125,3 +127,23 @@ def stop_all(replicas: Sequence[Replica]) -> None:
     psutil.wait_procs(left, KILL_S)
     wait(KILL_S, all_ended)
     remove_shared_memory(used)
+
+
+@contextlib.contextmanager
+def stopped_at_exit(replicas: Sequence[Replica], progress: Callable[[str], None]) -> Iterator[None]:
+    """Stop the servers however the block ends; a second Ctrl-C does not interrupt that."""
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, stop) for number in signals}
+    try:
+        yield
+    finally:
+        for number in signals:
+            signal.signal(number, signal.SIG_IGN)
+        progress("stopping the replicas")
+        stop_all(replicas)
+        for number, handler in before.items():
+            signal.signal(number, handler)

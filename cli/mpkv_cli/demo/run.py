@@ -1,19 +1,16 @@
 """The demo from start to end: servers up, requests, table, servers down."""
 
 import json
-import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
 import click
 
 from mpkv.config import load_cluster, names_a_path
 from mpkv.errors import ConfigRefused, HelperFailed
 from mpkv_cli.demo.measure import PROMPT_TOKENS, Sample, measure, warm_up
-from mpkv_cli.demo.replica import Replica, stop_all, wait_healthy
+from mpkv_cli.demo.replica import Replica, stopped_at_exit, wait_healthy
 from mpkv_cli.demo.report import Result, describe
 from mpkv_cli.tiny_model import make_tiny_model
 
@@ -42,7 +39,7 @@ def run_demo(config: str, output: Path) -> None:
     output.mkdir(parents=True, exist_ok=True)
     if names_a_path(cluster.vllm.model):
         make_tiny_model(Path(cluster.model()))
-    with _stopped_at_exit([a, b], progress):
+    with stopped_at_exit([a, b], progress):
         progress(f"starting replicas {a.name} and {b.name}, about a minute; logs: {a.log}, {b.log}")
         for replica in (a, b):
             replica.start()
@@ -70,23 +67,3 @@ def _measure_all(a: Replica, b: Replica, progress: Progress) -> Result:
         return taken
 
     return Result(idle=samples("idle"), busy=samples("busy"))
-
-
-@contextmanager
-def _stopped_at_exit(replicas: list[Replica], progress: Progress) -> Iterator[None]:
-    """Stop the servers however the block ends; a second Ctrl-C does not interrupt that."""
-
-    def stop(signum: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, stop) for number in signals}
-    try:
-        yield
-    finally:
-        for number in signals:
-            signal.signal(number, signal.SIG_IGN)
-        progress("stopping the replicas")
-        stop_all(replicas)
-        for number, handler in before.items():
-            signal.signal(number, handler)
