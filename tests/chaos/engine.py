@@ -25,6 +25,7 @@ from tests.chaos.orders import (
     BLOCK_BYTES,
     BLOCKS,
     DEADLINE_S,
+    Abandon,
     Abort,
     Fill,
     KillHelper,
@@ -44,6 +45,9 @@ from tests.support.standin import make_keys
 
 REPORT_S = 0.2
 STEP_S = 0.001
+# How soon after the stop of its initiator new blocks are stored where a READ may write.
+ABANDONED_S = 0.03
+ABANDONED_BLOCKS = 64
 
 Act = Callable[[], None]
 
@@ -62,7 +66,9 @@ class Life:
         self._timers: list[tuple[float, Act]] = []
         # Acts so long after the next pull has begun.
         self._aimed: list[tuple[float, Act]] = []
+        self._abandoning: Abandon | None = None
         self._fills = 0
+        self._filled: list[bytes] = []
         self._check: Settling | Verifying | None = None
         self._left = False
         self._decode = msgspec.json.Decoder(Order).decode
@@ -86,12 +92,17 @@ class Life:
             for after_s, act in self._aimed:
                 self._later(after_s, act)
             self._aimed.clear()
+            if self._abandoning is not None:
+                self._abandon(self._abandoning)
+                self._abandoning = None
         self._blocks.begin_store(prompt(self._start.name, self._choices.randrange(PROMPTS)))
 
     def _audit(self) -> None:
         """What was right once may have been written over."""
         owner = self._choices.choice([*self._start.sources, self._start.name])
         self._blocks.hit(self._choices.choice(prompt(owner, self._choices.randrange(PROMPTS))))
+        if self._filled:
+            self._blocks.hit(self._choices.choice(self._filled))
 
     # --- reports -----------------------------------------------------------------------
 
@@ -131,9 +142,10 @@ class Life:
                 self._aim(aim_s, lambda: _signal(self._helper(helper), signal.SIGKILL))
             case StopHelper(helper, for_s, aim_s):
                 self._aim(aim_s, lambda: self._stop(helper, for_s))
+            case Abandon():
+                self._abandoning = order
             case Fill(blocks):
-                self._fills += 1
-                self._blocks.store_now(make_keys(f"{self._start.tag}/{self._fills}", blocks))
+                self._fill(blocks)
             case Abort(aim_s):
                 self._aim(aim_s, self._requests.abort)
             case Reset(epoch):
@@ -157,6 +169,23 @@ class Life:
         helper = self._helper(name)
         _signal(helper, signal.SIGSTOP)
         self._later(for_s, lambda: _signal(helper, signal.SIGCONT))
+
+    def _abandon(self, order: Abandon) -> None:
+        """A pull has just begun; wait for its READ, which no timer would hit."""
+        reads = self._engine.ledger.counters("initiator")
+        before, until = reads.read()["reads"], time.monotonic() + ABANDONED_S
+        while reads.read()["reads"] == before:
+            if time.monotonic() > until:
+                return
+        time.sleep(order.aim_s)
+        self._stop("initiator", max(order.for_s, 2 * ABANDONED_S))
+        self._later(ABANDONED_S / 2, self._requests.abort)
+        self._later(ABANDONED_S, lambda: self._fill(ABANDONED_BLOCKS))
+
+    def _fill(self, blocks: int) -> None:
+        self._fills += 1
+        self._filled = make_keys(f"{self._start.tag}/{self._fills}", blocks)
+        self._blocks.store_now(self._filled)
 
     def _reset(self, epoch: int) -> None:
         """As the manager does it: the epoch first, blocks last."""

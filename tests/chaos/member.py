@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+import uuid
 from asyncio.subprocess import PIPE, Process
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from tests.chaos.tally import Tally
 
 # Inherited by all helpers of one life of one engine, so that they are known when it is dead.
 LIFE = "MPKV_CHAOS_LIFE"
+# Other runs, of the same seed too, are nobody's of ours.
+RUN = uuid.uuid4().hex
 # Two seconds is what users are promised; the rest is for a loaded machine.
 ORPHANS_S = 5.0
 LEAVE_S = 30.0
@@ -31,14 +34,16 @@ REPORT_MARGIN_S = 20.0
 
 
 class Member:
-    def __init__(self, start: Start, command: list[str], run: str, tally: Tally, log: Path) -> None:
-        """`command` is what the command line begins with; `run` names this run."""
+    def __init__(
+        self, start: Start, command: list[str], seed: int, tally: Tally, log: Path
+    ) -> None:
+        """`command` is what the command line begins with; choices follow from `seed`."""
         self.name = start.name
         # Held by whoever stops, ends or starts the engine.
         self.busy = asyncio.Lock()
         self._start = start
         self._command = command
-        self._run = run
+        self._seed = seed
         self._tally = tally
         self._log = log
         self._lives = 0
@@ -49,7 +54,7 @@ class Member:
 
     async def start(self, epoch: int, *, pulling: bool) -> None:
         self._lives += 1
-        tag = f"{self._run}/{self.name}.{self._lives}"
+        tag = self._tag()
         start = msgspec.structs.replace(self._start, tag=tag, epoch=epoch, pulling=pulling)
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
@@ -61,7 +66,7 @@ class Member:
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=log,
-                env={**os.environ, LIFE: tag},
+                env={**os.environ, LIFE: f"{RUN}/{tag}"},
             )
         self._reading = asyncio.create_task(self._read(self._process))
 
@@ -149,9 +154,12 @@ class Member:
                 return
             await asyncio.sleep(0.05)
 
+    def _tag(self) -> str:
+        return f"{self._seed}/{self.name}.{self._lives}"
+
     def _helpers(self) -> list[int]:
         """What has inherited the mark of the latest life and still runs."""
-        mark = f"{LIFE}={self._run}/{self.name}.{self._lives}\0".encode()
+        mark = f"{LIFE}={RUN}/{self._tag()}\0".encode()
         found = []
         for entry in Path("/proc").iterdir():
             try:

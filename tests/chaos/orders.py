@@ -3,9 +3,9 @@
 import msgspec
 
 HELPERS = ("control", "target", "initiator")
-# What all engines of a run are like. A pull takes milliseconds, most of them for its bytes.
+# What all engines of a run are like. A pull takes some milliseconds, half of them its READ.
 BLOCKS = 384
-BLOCK_BYTES = 65536
+BLOCK_BYTES = 256 << 10
 DEADLINE_S = 2.0
 
 
@@ -36,6 +36,14 @@ class StopHelper(msgspec.Struct, tag="stop"):
     helper: str
     for_s: float
     aim_s: float | None
+
+
+class Abandon(msgspec.Struct, tag="abandon"):
+    """Stop the initiator in the middle of a READ, `aim_s` after it has begun, end its request,
+    and store new blocks wherever there is room before the READ goes on."""
+
+    for_s: float
+    aim_s: float
 
 
 class Fill(msgspec.Struct, tag="fill"):
@@ -77,7 +85,7 @@ class Leave(msgspec.Struct, tag="leave"):
     """Shut the helpers down and exit."""
 
 
-Order = KillHelper | StopHelper | Fill | Abort | Reset | Verify | Settle | Resume | Leave
+Order = KillHelper | StopHelper | Abandon | Fill | Abort | Reset | Verify | Settle | Resume | Leave
 
 
 # --- engine -> runner ------------------------------------------------------------------

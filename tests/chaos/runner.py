@@ -12,6 +12,7 @@ from tests.chaos.member import Member
 from tests.chaos.network import Loopback
 from tests.chaos.orders import (
     BLOCKS,
+    Abandon,
     Abort,
     Fill,
     KillHelper,
@@ -29,6 +30,8 @@ from tests.chaos.tally import Tally
 
 ENGINES = ("ada", "bob", "cleo")
 PROGRESS_S = 5.0
+# About how long a READ takes.
+READ_S = 0.001
 VERIFY_S = 40.0
 SETTLE_S = 40.0
 
@@ -53,7 +56,7 @@ class Runner:
                     pulling=False,
                 ),
                 network.command(name),
-                str(seed),
+                seed,
                 self.tally,
                 logs / f"{name}.log",
             )
@@ -177,4 +180,6 @@ def _order(verb: str, what: str, fault: Fault) -> Order:
             return Fill(BLOCKS)
         case "evict":
             return Fill(1 + int(fault.share * BLOCKS / 4))
+        case "abandon":
+            return Abandon(fault.for_s, fault.share * READ_S)
     return Abort(fault.aim_s)

@@ -28,7 +28,8 @@ WEIGHTS = {
     "fill tier": 5,
     "evict": 8,
     "abort": 14,
-    "reset caches": 4,
+    "abandon READ": 10,
+    "reset caches": 10,
 }
 
 SHORTEST_S = 0.005
