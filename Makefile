@@ -15,7 +15,7 @@ NEXT := build/vllm-0.33
 
 NATIVE := $(wildcard mpkv/memory/native/*.c mpkv/memory/native/*.h)
 
-.PHONY: demo test bench lint type tsan clean
+.PHONY: demo test chaos fuzz bench lint type tsan clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.mpkv
@@ -23,6 +23,14 @@ demo: .venv/.mpkv
 
 test: .venv/.mpkv $(NEXT)/.unpacked
 	@$(BIN)/python -m pytest
+
+# Engines pull from each other while FAULTS faults strike, drawn from SEED; 2,000 by default.
+chaos: .venv/.mpkv
+	@$(BIN)/python -m tests.chaos
+
+# What peers send, what helpers write into rings, and shared memory, for SECONDS; 120 by default.
+fuzz: .venv/.mpkv
+	@$(BIN)/python -m tests.fuzz
 
 # Reports of this machine's speed in bench/; let nothing else run meanwhile.
 bench: .venv/.mpkv

@@ -1,0 +1,109 @@
+"""Peers that send a source whatever they like."""
+
+import zmq
+from hypothesis import strategies as st
+from msgspec import Struct, structs
+
+from mpkv.control.wire import (
+    PROTOCOL,
+    Ask,
+    Confirm,
+    Confirmed,
+    Grant,
+    Hello,
+    Ping,
+    Release,
+    Welcome,
+)
+from mpkv.messages import KeyGroup
+from tests.control.common import COMPATIBILITY, keys, u32, wait_for
+from tests.control.harness import Plane
+from tests.control.raw import RawPeer, closing
+from tests.fuzz.explore import explore
+from tests.fuzz.shapes import bytes_of, groups, numbers, texts
+
+INSTANCE = "the source"
+HELD = keys("held", 6)
+PEERS = 3
+# More than what all peers together may make it remember.
+GROWTH_BYTES = 64 << 20
+
+_to = st.sampled_from([INSTANCE, INSTANCE, INSTANCE, "an earlier life"]) | texts
+_instances = st.sampled_from([f"peer {number}" for number in range(PEERS)])
+_addresses = st.sampled_from([f"10.0.0.{number}:1" for number in range(PEERS)]) | texts
+_compatible = st.just(COMPATIBILITY) | texts.map(
+    lambda text: structs.replace(COMPATIBILITY, model=text, hash_seed=text)
+)
+_lease_ms = st.sampled_from([0, 1, 20, 200, 1 << 40])
+_epochs = st.just(0) | numbers
+_messages: st.SearchStrategy[Struct] = st.one_of(
+    st.builds(Hello, _instances | texts, texts, _addresses, _compatible, _epochs),
+    st.builds(Ask, _to, numbers, groups(HELD), numbers, _lease_ms, _epochs),
+    st.builds(Confirm, _to, numbers, numbers, _epochs),
+    st.builds(Release, _to, numbers),
+    st.builds(Ping, _to, numbers),
+)
+_strays = st.sampled_from([PROTOCOL, b"", b"mpkv/2", b"mpkv/" + bytes(11)])
+_frames = bytes_of(_messages).map(lambda body: [PROTOCOL, body]) | st.lists(
+    _strays | st.binary(max_size=20), min_size=1, max_size=4
+)
+_sequences = st.lists(st.tuples(st.integers(0, PEERS - 1), _frames), max_size=20)
+
+
+class Besieged:
+    """A source among peers that send anything, and one that behaves."""
+
+    def __init__(self, plane: Plane, good: RawPeer, peers: list[RawPeer]) -> None:
+        self._plane = plane
+        self._good = good
+        self._peers = peers
+        self._asks = 0
+        plane.wait_ready()
+        plane.store(HELD)
+        assert isinstance(good.hello("10.0.1.1:1"), Welcome)
+
+    def examine(self, sequence: list[tuple[int, list[bytes]]]) -> None:
+        for number, frames in sequence:
+            self._peers[number].send_frames(frames)
+        self.serves()
+        for peer in self._peers:
+            _read_all(peer)
+
+    def serves(self) -> None:
+        """Whether a peer that behaves gets what it asks for, as if nobody else were there."""
+        self._asks += 1
+        groups = (KeyGroup(b"".join(HELD), 16, 0),)
+        grant = self._good.ask(Ask(INSTANCE, self._asks, groups, len(HELD), 5000, 0))
+        assert isinstance(grant, Grant), grant
+        assert u32(grant.blocks) == [self._plane.ledger.find(key) for key in HELD]
+        confirm = Confirm(INSTANCE, self._asks, grant.lease, 0)
+        assert self._good.ask(confirm) == Confirmed(self._asks, grant.lease)
+        assert self._plane.process.poll() is None
+        assert not self._plane.count("dropped_by_fault"), self._plane.log()[-3000:]
+
+
+def _read_all(peer: RawPeer) -> None:
+    while peer.socket.poll(0):
+        peer.socket.recv_multipart(zmq.NOBLOCK)
+
+
+def run(seconds: float, seed: int) -> int:
+    with Plane("source", instance=INSTANCE, blocks=4096) as plane:
+        peers = [RawPeer(plane.address) for _ in range(PEERS)]
+        with closing(RawPeer(plane.address, "good")) as good:
+            try:
+                besieged = Besieged(plane, good, peers)
+                before = plane.resident_bytes()
+                examined = explore(besieged.examine, _sequences, seconds, seed)
+                assert plane.resident_bytes() < before + GROWTH_BYTES
+                # Another life of each; what the earlier ones held is theirs no more.
+                for number, peer in enumerate(peers):
+                    peer.send(
+                        Hello(f"the end {number}", "", f"10.0.2.{number}:1", COMPATIBILITY, 0)
+                    )
+                besieged.serves()
+                wait_for(lambda: plane.pins() == 0, "all pins to be given back")
+            finally:
+                for peer in peers:
+                    peer.close()
+    return examined
