@@ -6,7 +6,6 @@ every windowed group the last `window` keys (or all, if it has not that many).
 """
 
 import bisect
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -17,8 +16,9 @@ SLOT = 8
 MISS = b"\xff" * SLOT
 # A window found by looking may be gone when it is pinned; each retry ends earlier.
 MAX_RETRIES = 8
-
-_HELD_RUNS = re.compile(rb"\x01+")
+# Runs of held keys looked at, and keys pinned again, before an ask gets nothing. Honest asks
+# need a few for each group; without a bound one ask could cost a second.
+MAX_WORK = 8192
 
 
 class PinTable(Protocol):
@@ -82,25 +82,28 @@ def _end_within(parts: list["_Part"], end: int, limit: int) -> int:
 
 def _pin_windows(windowed: list["_Part"], end: int) -> int:
     """Pin every window at the farthest end that has them all; return that end, 0 if none."""
+    work = MAX_WORK
     for _ in range(MAX_RETRIES):
-        end = _settle(windowed, end)
-        if not end:
+        end, work = _settle(windowed, end, work)
+        # The first try may pin as much as the asker has room for.
+        if not end or work <= 0:
             return 0
         if all(part.pin_window(end) for part in windowed):
             return end
         for part in windowed:
             part.release()
+        work -= sum(part.needs(end) for part in windowed)
     return 0
 
 
-def _settle(windowed: list["_Part"], end: int) -> int:
-    """Walk `end` down until every window is held; each step discards a run or a key."""
+def _settle(windowed: list["_Part"], end: int, work: int) -> tuple[int, int]:
+    """Walk `end` down until every window is held; return it, and what is left of `work`."""
     before = -1
-    while end and end != before:
+    while end != before:
         before = end
         for part in windowed:
-            end = part.walk_down(end)
-    return end
+            end, work = part.walk_down(end, work)
+    return end, work
 
 
 @dataclass(slots=True)
@@ -113,7 +116,8 @@ class _Part:
     count: int
     positions: Sequence[int] = ()
     slots: bytes = b""
-    held: list[tuple[int, int]] = field(default_factory=list)
+    # One byte for each key: whether it was held when last looked at.
+    held: bytearray = field(default_factory=bytearray)
 
     def needs(self, end: int) -> int:
         return min(self._keys_until(end), self.group.window or self.count)
@@ -147,21 +151,22 @@ class _Part:
             self.positions = self.positions[:keep]
 
     def look(self, end: int) -> None:
-        """Find the runs of held keys up to `end`, without pinning them."""
+        """Find which keys up to `end` are held, without pinning them."""
         keys = self.group.keys[: self._keys_until(end) * self.ledger.key_size]
-        self.held = [match.span() for match in _HELD_RUNS.finditer(self.ledger.contains_many(keys))]
+        self.held = bytearray(self.ledger.contains_many(keys))
 
-    def walk_down(self, end: int) -> int:
-        """The farthest token, at most `end`, at which this group has its window."""
+    def walk_down(self, end: int, work: int) -> tuple[int, int]:
+        """The farthest token, at most `end`, at which this group has its window; and what is
+        left of `work`."""
         until = self._keys_until(end)
-        while self.held:
-            first, last = self.held[-1]
-            last = min(last, until)
-            if last > first and (first == 0 or last - first >= self.group.window):
-                return min(end, last * self.group.tokens_per_key)
-            # Too short for this end is too short for every earlier one.
-            self.held.pop()
-        return 0
+        while work > 0:
+            work -= 1
+            last = self.held.rfind(1, 0, until) + 1
+            first = self.held.rfind(0, 0, last) + 1
+            if not last or first == 0 or last - first >= self.group.window:
+                return min(end, last * self.group.tokens_per_key), work
+            until = first
+        return 0, work
 
     def pin_window(self, end: int) -> bool:
         """Pin the window before `end`; False if a key of it is gone, which is remembered."""
@@ -176,9 +181,7 @@ class _Part:
             self.positions = [first + position for position in positions]
             return True
         self.ledger.unpin_many(b"".join(pin for pin in each if pin != MISS))
-        gone = first + positions[each.index(MISS)]
-        start, until = self.held.pop()
-        self.held += [run for run in ((start, gone), (gone + 1, until)) if run[0] < run[1]]
+        self.held[first + positions[each.index(MISS)]] = 0
         return False
 
     def release(self) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpkv.control.grants import Granted, pin_groups
+from mpkv.control.grants import MAX_WORK, Granted, _Part, pin_groups
 from mpkv.memory import FILLING, Ledger, block_ids
 from mpkv.messages import KeyGroup
 from tests.control.common import KEY_SIZE, keys, u32
@@ -142,6 +142,28 @@ def test_a_saturated_pin_is_a_miss(tier: Tier) -> None:
     assert indexes(pin_groups(tier.control, (windowed(wanted[1:], 2),), ALL)) == []
     assert tier.pins() == before + 1
     assert tier.control.unpin_many(granted.slots + b"".join(pins)) == before + 1
+
+
+def test_an_ask_that_costs_too_much_gets_nothing(
+    tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+    walk_down = _Part.walk_down
+
+    def counted(part: _Part, end: int, work: int) -> tuple[int, int]:
+        nonlocal looks
+        looks += 1
+        return walk_down(part, end, work)
+
+    monkeypatch.setattr(_Part, "walk_down", counted)
+    held, missing = keys("h", 1)[0], keys("n", 1)[0]
+    tier.store([held])
+    # Two groups that never agree on any of many ends, and many bystanders.
+    contrary = [windowed(pair * 5_000, 1, 1) for pair in ([held, missing], [missing, held])]
+    others = [windowed([held], 1, 1 << 20)] * 62
+    assert pin_groups(tier.control, (*others, *contrary), ALL).slots == b""
+    assert MAX_WORK <= looks < 2 * MAX_WORK
+    assert tier.pins() == 0
 
 
 class VanishingTier:
