@@ -151,7 +151,8 @@ class Pull(msgspec.Struct, tag="pull", array_like=True, frozen=True):
     """Fetch what `peer` (`host:port`) holds of `groups` into `slots`.
 
     The answer is exactly one `Pulled` or `PullFailed`. Indexes in the answer count
-    through the keys of all groups in order.
+    through the keys of all groups in order. All groups start at the same token; a group
+    without keys counts as satisfied.
     """
 
     pull: int

@@ -4,21 +4,17 @@ import argparse
 import gc
 import logging
 import os
-import resource
 import signal
 import sys
 
 import msgspec
 
+from mpkv.control.limits import apply_limits
 from mpkv.control.loop import ControlPlane
 from mpkv.errors import MpkvError
 from mpkv.messages import ControlStart
 
 log = logging.getLogger("mpkv.control")
-
-# ZeroMQ bounds how many messages it queues, not how many frames one message has. With this
-# bound an endless message costs its sender the connection, not the machine its memory.
-PRIVATE_MEMORY = 1 << 30
 
 
 def main() -> int:
@@ -33,7 +29,7 @@ def main() -> int:
         format=f"%(asctime)s %(levelname)s mpkv.control [{start.node.replace('%', '%%')}] "
         "%(message)s",
     )
-    resource.setrlimit(resource.RLIMIT_DATA, (PRIVATE_MEMORY, PRIVATE_MEMORY))
+    apply_limits()
     try:
         plane = ControlPlane(start)
         # What exists now lives as long as the process: full collections need not look at it.

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from mpkv.control.initiators import Initiators
 from mpkv.control.open_pull import SLOT
 from mpkv.control.pulls import Pulls
-from mpkv.control.sessions import Failure
+from mpkv.control.session import Failure
 from mpkv.control.wire import check_groups
 from mpkv.errors import WireRefused
 from mpkv.messages import MissReason, Pull
@@ -53,9 +53,6 @@ class Admission:
             return Failure(MissReason.QUEUE_FULL, f"{MAX_OPEN} pulls are open already")
         if ANSWER_BYTES_PER_SLOT * slots + ANSWER_OVERHEAD > self._longest_answer:
             return Failure(MissReason.QUEUE_FULL, f"the result for {slots} slots fits no record")
-        if not self._initiators.usable:
+        if not self._initiators.expected(now):
             return Failure(MissReason.HELPERS_DOWN, "no initiator is ready to READ")
-        if self._pulls.suspects(pull.peer):
-            detail = f"an earlier READ from {pull.peer} has not ended"
-            return Failure(MissReason.TRANSFER_FAILED, detail)
         return None

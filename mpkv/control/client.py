@@ -5,9 +5,11 @@ import random
 from collections.abc import Callable
 
 from mpkv.control.admission import Admission
+from mpkv.control.answers import Answers
 from mpkv.control.initiators import Initiators, Process
 from mpkv.control.pulls import Pulls
-from mpkv.control.sessions import Failure, Network, Session, Sessions
+from mpkv.control.session import Failure, NameSource, Network, Session
+from mpkv.control.sessions import Sessions
 from mpkv.control.wire import (
     PROTOCOL,
     Busy,
@@ -48,6 +50,7 @@ class Destination:
         start: ControlStart,
         ledger: Ledger,
         network: Network,
+        names: NameSource,
         to_engine: Callable[[ToEngine], None],
         longest_answer: int,
         counters: Counters,
@@ -55,7 +58,7 @@ class Destination:
         jitter: random.Random,
     ) -> None:
         self._counters = counters
-        self.initiators = Initiators(counters, lambda now: self.pulls.initiator_gone())
+        self.initiators = Initiators(counters, lambda now: self.pulls.initiator_gone(now))
         self.pulls = Pulls(
             key_size=ledger.key_size,
             blocks=ledger.blocks,
@@ -63,14 +66,15 @@ class Destination:
             epoch=lambda: ledger.epoch,
             network=network,
             initiators=self.initiators,
-            to_engine=to_engine,
+            answers=Answers(to_engine, counters, trace),
             counters=counters,
-            trace=trace,
         )
         self._admission = Admission(
             self.pulls, self.initiators, ledger.key_size, lambda: ledger.epoch, longest_answer
         )
-        self.sessions = Sessions(start, network, lambda: ledger.epoch, self, counters, jitter)
+        self.sessions = Sessions(
+            start, network, names, lambda: ledger.epoch, self, counters, jitter
+        )
 
     def from_engine(self, message: ToControl, now: float) -> None:
         if isinstance(message, CancelPull):
@@ -132,13 +136,13 @@ class Destination:
             case ReadDone():
                 self.pulls.read_done(message.read, now)
             case ReadFailed():
-                self.pulls.read_failed(message.read, message.detail, message.posted)
+                self.pulls.read_failed(message.read, message.detail, message.posted, now)
             case InitiatorReady():
                 log.info("the initiator %s is ready", message.agent)
                 self._counters.add("initiators_ready")
                 self.initiators.ready(now)
             case PeerAdded():
-                if self.initiators.added(message.instance):
+                if self.initiators.added(message.instance, now):
                     self.pulls.registration_changed(message.instance, now)
             case PeerFailed():
                 if self.initiators.failed(message.instance, message.detail, now):
@@ -157,7 +161,7 @@ class Destination:
     # --- SessionEvents -------------------------------------------------------------------
 
     def session_up(self, session: Session, welcome: Welcome, now: float) -> None:
-        self.initiators.add(welcome, now)
+        self.initiators.add(welcome, session.address, now)
         self.pulls.session_up(session, now)
 
     def session_interrupted(self, session: Session, now: float) -> None:
@@ -165,7 +169,8 @@ class Destination:
 
     def instance_lost(self, session: Session, why: Failure, now: float) -> None:
         self.pulls.instance_lost(session, why)
-        self.initiators.remove(session.instance)
+        if not self.sessions.named_elsewhere(session):
+            self.initiators.remove(session.instance)
 
     def session_down(self, session: Session, why: Failure, now: float) -> None:
         self.pulls.session_down(session, why)

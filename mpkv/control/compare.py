@@ -1,5 +1,7 @@
 """Which fields keep two engines from sharing blocks."""
 
+import functools
+
 from mpkv.control.wire import MAX_TEXT, Difference
 from mpkv.messages import Compatibility
 
@@ -25,6 +27,25 @@ def differences(source: Compatibility, destination: Compatibility) -> tuple[Diff
     return tuple(found)
 
 
+@functools.cache
+def nixl_version() -> str:
+    """Of the NIXL installed here, without importing it; "" if that cannot be said."""
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version("nixl")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def nixl_differences(source: str, destination: str) -> tuple[Difference, ...]:
+    """Named if the two NIXLs are of different minor versions: their metadata differ, and
+    NIXL aborts the process that loads what it does not understand."""
+    if "" in (source, destination) or source.split(".")[:2] == destination.split(".")[:2]:
+        return ()
+    return (Difference("nixl", source, destination),)
+
+
 def describe(differing: tuple[Difference, ...], we_are: str) -> str:
     """One sentence with the names and both values; `we_are` "source" or "destination"."""
     they_are = "destination" if we_are == "source" else "source"
@@ -38,6 +59,8 @@ def describe(differing: tuple[Difference, ...], we_are: str) -> str:
             "such hashes are not stable across processes: start every vLLM with "
             "--prefix-caching-hash-algo sha256_cbor and the same PYTHONHASHSEED"
         )
+    if any(item.field == "nixl" for item in differing):
+        parts.append("install the same version of NIXL on both")
     return "; ".join(parts)
 
 

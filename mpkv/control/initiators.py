@@ -1,7 +1,8 @@
 """The process that READs: which one it is, and which peers it has registered.
 
-There is at most one initiator. While it is missing or not ready, no pull is begun. A new
-one knows no peer; all that are wanted are added again.
+There is at most one initiator. A new one knows no peer; all that are wanted are added again,
+one at a time: NIXL may abort or hang in what a peer sent, and whose fault that was must be
+certain, or the same peer would end every initiator and nobody would be served.
 """
 
 import enum
@@ -19,11 +20,15 @@ from mpkv.messages import AddPeer, Read, RemovePeer, ToInitiator
 
 log = logging.getLogger("mpkv.control")
 
-# Registering takes milliseconds, and gives up by itself after seconds. An initiator that
-# hangs in it serves no other peer either; the one at fault must not hang the next as well.
+# Registering takes milliseconds, and gives up by itself after seconds.
 REGISTER_S = 15.0
 REGISTER_BACKOFF_S = 1.0
-HANGING_BACKOFF_S = 120.0
+# For a peer in whose registration an initiator hung, or died twice: the first death may be
+# a chance, and its peer is only tried after all others.
+CULPRIT_BACKOFF_S = 120.0
+MAX_CULPRITS = 1024
+# An initiator that was ended on purpose has a successor by then, or something is wrong.
+RECYCLE_S = 3.0
 
 
 class Process(Protocol):
@@ -46,11 +51,21 @@ class State(enum.Enum):
 
 @dataclass(slots=True)
 class Registration:
-    """One instance of a peer, with the one initiator there is."""
+    """One instance of a peer at `address`, with the one initiator there is."""
 
     peer: AddPeer
+    address: str
     state: State = State.WANTED
     since: float = 0.0
+    retry_at: float = 0.0
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class Culprit:
+    """An address in whose registration initiators died or hung, whatever instance is there."""
+
+    deaths: int = 0
     retry_at: float = 0.0
     detail: str = ""
 
@@ -64,6 +79,10 @@ class Initiators:
         self._process: Process | None = None
         self._ready = False
         self._registrations: dict[str, Registration] = {}
+        # What the initiator is busy with, also after nobody wants it any more.
+        self._adding: Registration | None = None
+        self._culprits: dict[str, Culprit] = {}
+        self._expected_until = 0.0
         # AddPeer and RemovePeer that the ring had no room for, in order.
         self._unsent: deque[bytes] = deque()
         self._encode: Callable[[ToInitiator], bytes] = msgspec.msgpack.Encoder().encode
@@ -76,6 +95,10 @@ class Initiators:
     def usable(self) -> bool:
         return self._process is not None and self._ready
 
+    def expected(self, now: float) -> bool:
+        """Whether one is usable, or will be soon because the last was ended on purpose."""
+        return self.usable or now < self._expected_until
+
     # --- the process -------------------------------------------------------------------
 
     def adopt(self, process: Process, now: float) -> None:
@@ -85,33 +108,59 @@ class Initiators:
     def ready(self, now: float) -> None:
         self._ready = True
         for registration in self._registrations.values():
-            if now >= registration.retry_at:
-                self._add(registration, now)
+            if registration.state is State.FAILED and now >= registration.retry_at:
+                registration.state = State.WANTED
+        self._add_next(now)
 
     def gone(self, now: float) -> None:
-        """The process is dead or dying: it gets no more work. Others may not know it yet."""
-        if self._process is None:
-            return
-        self._process.close()
-        self._process = None
-        self._ready = False
-        self._unsent.clear()
-        for registration in self._registrations.values():
-            if now >= registration.retry_at:
-                registration.state = State.WANTED
-        self._on_gone(now)
+        """The process died by itself: it gets no more work. Others may not know it yet."""
+        if self._process is not None and self._adding is not None:
+            self._blame(self._adding, "an initiator died of it", now, certain=False)
+        self._end(now)
 
     def kill(self, why: str, now: float) -> None:
         """End the initiator, because nothing else ends its READs."""
         if self._process is not None:
             log.warning("replacing the initiator: %s", why)
             self._counters.add("initiators_recycled")
+            self._expected_until = now + RECYCLE_S
             self._process.kill()
-            self.gone(now)
+            self._end(now)
+
+    def _end(self, now: float) -> None:
+        if self._process is None:
+            return
+        self._process.close()
+        self._process = None
+        self._ready = False
+        self._adding = None
+        self._unsent.clear()
+        for registration in self._registrations.values():
+            if now >= registration.retry_at:
+                registration.state = State.WANTED
+        self._on_gone(now)
+
+    def _blame(self, registration: Registration, why: str, now: float, *, certain: bool) -> None:
+        culprit = self._culprits.setdefault(registration.address, Culprit())
+        if len(self._culprits) > MAX_CULPRITS:
+            del self._culprits[next(iter(self._culprits))]
+        culprit.deaths += 1
+        lasting = certain or culprit.deaths > 1
+        culprit.retry_at = now + (CULPRIT_BACKOFF_S if lasting else REGISTER_BACKOFF_S)
+        culprit.detail = why
+        registration.state, registration.detail = State.FAILED, why
+        registration.retry_at = culprit.retry_at
+        log.warning(
+            "registering %s at %s: %s; next try in %.0f s",
+            registration.peer.agent,
+            registration.address,
+            why,
+            culprit.retry_at - now,
+        )
 
     # --- peers ---------------------------------------------------------------------------
 
-    def add(self, welcome: Welcome, now: float) -> None:
+    def add(self, welcome: Welcome, address: str, now: float) -> None:
         """Register the tier that `welcome` describes, unless it is already."""
         if welcome.instance in self._registrations:
             return
@@ -123,9 +172,12 @@ class Initiators:
             welcome.blocks,
             welcome.block_bytes,
         )
-        registration = self._registrations[welcome.instance] = Registration(peer)
-        if self.usable:
-            self._add(registration, now)
+        registration = self._registrations[welcome.instance] = Registration(peer, address)
+        culprit = self._culprits.get(address)
+        if culprit is not None and now < culprit.retry_at:
+            registration.state, registration.detail = State.FAILED, culprit.detail
+            registration.retry_at = culprit.retry_at
+        self._add_next(now)
 
     def remove(self, instance: str) -> None:
         registration = self._registrations.pop(instance, None)
@@ -141,27 +193,31 @@ class Initiators:
             and now >= registration.retry_at
             and self.usable
         ):
-            self._add(registration, now)
+            registration.state = State.WANTED
+            self._add_next(now)
         return registration
 
-    def added(self, instance: str) -> bool:
+    def added(self, instance: str, now: float) -> bool:
         """False if the instance is not wanted any more."""
         registration = self._registrations.get(instance)
-        if registration is None or registration.state is not State.ADDING:
-            return False
-        registration.state = State.ADDED
-        return True
+        wanted = registration is not None and registration is self._adding
+        if registration is not None and wanted:
+            registration.state = State.ADDED
+            self._culprits.pop(registration.address, None)
+        self._answered(instance, now)
+        return wanted
 
     def failed(self, instance: str, detail: str, now: float) -> bool:
         """False if the instance is not wanted any more."""
         registration = self._registrations.get(instance)
-        if registration is None or registration.state is State.WANTED:
-            return False
-        if registration.detail != detail:
-            log.warning("cannot register %s with NIXL: %s", registration.peer.agent, detail)
-        registration.state, registration.detail = State.FAILED, detail
-        registration.retry_at = now + REGISTER_BACKOFF_S
-        return True
+        wanted = registration is not None and registration.state is not State.WANTED
+        if registration is not None and wanted:
+            if registration.detail != detail:
+                log.warning("cannot register %s with NIXL: %s", registration.peer.agent, detail)
+            registration.state, registration.detail = State.FAILED, detail
+            registration.retry_at = now + REGISTER_BACKOFF_S
+        self._answered(instance, now)
+        return wanted
 
     def read(self, read: Read) -> bool:
         """False if the ring has no room; the READ has not begun then."""
@@ -172,22 +228,34 @@ class Initiators:
     def tick(self, now: float) -> float | None:
         """Send what waits; return when to call again at the latest."""
         self._flush()
-        adding = [r for r in self._registrations.values() if r.state is State.ADDING]
         due = [now + 0.01] if self._unsent else []
-        if adding:
-            # Peers are registered in turn: the first of those that wait is being tried.
-            first = min(adding, key=lambda registration: registration.since)
-            if now - first.since > REGISTER_S:
-                first.state, first.retry_at = State.FAILED, now + HANGING_BACKOFF_S
-                first.detail = f"it hangs in NIXL for {REGISTER_S:g} s"
-                self.kill(f"registering {first.peer.agent}: {first.detail}", now)
+        if self._adding is not None:
+            if now - self._adding.since > REGISTER_S:
+                detail = f"it hangs in NIXL for {REGISTER_S:g} s"
+                self._blame(self._adding, detail, now, certain=True)
+                self.kill(f"registering {self._adding.peer.agent}: {detail}", now)
                 return None
-            due.append(first.since + REGISTER_S)
+            due.append(self._adding.since + REGISTER_S)
         return min(due, default=None)
 
-    def _add(self, registration: Registration, now: float) -> None:
-        registration.state, registration.since = State.ADDING, now
-        self._send(registration.peer)
+    def _add_next(self, now: float) -> None:
+        if not self.usable or self._adding is not None:
+            return
+        wanted = [r for r in self._registrations.values() if r.state is State.WANTED]
+        if wanted:
+            # Suspects come last: until it is their turn everybody else is served.
+            self._adding = min(wanted, key=lambda registration: self._deaths(registration.address))
+            self._adding.state, self._adding.since = State.ADDING, now
+            self._send(self._adding.peer)
+
+    def _answered(self, instance: str, now: float) -> None:
+        if self._adding is not None and self._adding.peer.instance == instance:
+            self._adding = None
+            self._add_next(now)
+
+    def _deaths(self, address: str) -> int:
+        culprit = self._culprits.get(address)
+        return culprit.deaths if culprit is not None else 0
 
     def _send(self, message: AddPeer | RemovePeer) -> None:
         if self._process is not None:

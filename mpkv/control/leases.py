@@ -10,11 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from mpkv.control.wire import MAX_LEASE_MS, Loss
+from mpkv.control.wire import MAX_LEASE_MS, MAX_LEASES, Loss
 from mpkv.memory import Counters
 
 SLOT = 8
-MAX_LEASES_PER_PEER = 256
 # All peers together keep control pins under half of the tier, one of them under a quarter.
 SHARE_OF_ALL = 2
 SHARE_OF_PEER = 4
@@ -63,7 +62,7 @@ class Leases:
 
     def room(self, peer: str) -> int:
         """How many more pins `peer` may have; 0 also when it has too many leases."""
-        if len(self._by_peer.get(peer, ())) >= MAX_LEASES_PER_PEER:
+        if len(self._by_peer.get(peer, ())) >= MAX_LEASES:
             return 0
         # A tier too small to halve still serves one block.
         all_left = max(self._ledger.blocks // SHARE_OF_ALL, 1) - self._pins

@@ -17,8 +17,11 @@ import zmq
 
 from mpkv.control.client import Destination
 from mpkv.control.engine_link import EngineLink
+from mpkv.control.inbound import Inbound
+from mpkv.control.limits import short_of_memory
+from mpkv.control.names import Names
 from mpkv.control.server import Source
-from mpkv.control.sockets import Inbound, Outgoing
+from mpkv.control.sockets import Outgoing
 from mpkv.control.supervisor_link import InitiatorProcess, SupervisorLink
 from mpkv.errors import SegmentRefused
 from mpkv.memory import Consumer, Ledger, Ring
@@ -34,6 +37,9 @@ MESSAGES_PER_TURN = 32
 SECONDS_PER_TURN = 0.02
 # How soon to look again whether the engine has made room in its ring.
 BLOCKED_S = 0.005
+# How often to look what peers make us keep, while they send.
+MEMORY_S = 0.02
+FREED_S = 0.2
 
 Receive = Callable[[], tuple[bytes, list[bytes]] | None]
 Take = Callable[[bytes, list[bytes], float], None]
@@ -49,9 +55,11 @@ class ControlPlane:
         self._counters = ledger.counters("control")
         self._poller = zmq.Poller()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=2)
-        self._inbound = Inbound(self._context, start.listen, start.port, ledger.key_size)
+        self._inbound = Inbound(
+            self._context, start.listen, start.port, ledger.key_size, self._poller
+        )
         self._outgoing = Outgoing(self._context, ledger.key_size)
-        for pollable in (self._inbound.socket, self._outgoing.socket, self._outgoing.monitor):
+        for pollable in (self._outgoing.socket, self._outgoing.monitor):
             self._poller.register(pollable, zmq.POLLIN)
         for fd in (start.wake_fd, start.engine_pidfd, start.target_pidfd):
             self._poller.register(fd, zmq.POLLIN)
@@ -78,25 +86,30 @@ class ControlPlane:
             start,
             ledger,
             self._outgoing,
+            Names(lambda: os.eventfd_write(start.wake_fd, 1)),
             self._engine.send,
             to_engine.max_record,
             self._counters,
             trace,
             random.Random(),
         )
+        self._memory_at = 0.0
+        self._inbound_dropped = False
         self._target_poll = select.poll()
         self._target_poll.register(start.target_pidfd, select.POLLIN)
 
     def run(self) -> None:
-        """Serve until the engine is gone."""
+        """Serve until the engine is gone. Raises if only a new control plane can go on."""
         ready: set[object] = set()
-        while self._start.engine_pidfd not in ready:
-            now = time.monotonic()
-            self._take_descriptors(ready, now)
-            self._take_rings(now)
-            self._take_sockets(ready, now)
-            ready = self._sleep(self._tick(time.monotonic()))
-        self._context.destroy(linger=0)
+        try:
+            while self._start.engine_pidfd not in ready:
+                now = time.monotonic()
+                self._take_descriptors(ready, now)
+                self._take_rings(now)
+                self._take_sockets(ready, now)
+                ready = self._sleep(self._tick(time.monotonic()))
+        finally:
+            self._context.destroy(linger=0)
 
     # --- what arrives ------------------------------------------------------------------
 
@@ -150,11 +163,34 @@ class ControlPlane:
             sessions = self._destination.sessions
             for change in self._outgoing.changes():
                 if change.lost:
-                    sessions.disconnected(change.address, now)
+                    sessions.disconnected(change.endpoint, now)
                 else:
-                    sessions.connect_failed(change.address, now)
+                    sessions.connect_failed(change.endpoint, now)
+        if self._inbound.monitor in ready:
+            self._inbound.watch()
         if self._inbound.socket in ready:
             self._take_messages(self._inbound.receive, self._source.receive, now)
+        self._bound_memory(now)
+
+    def _bound_memory(self, now: float) -> None:
+        """Part with connections when all together make us keep too much."""
+        if now < self._memory_at:
+            return
+        self._memory_at = now + MEMORY_S
+        if not short_of_memory():
+            self._inbound_dropped = False
+            return
+        self._counters.add("floods_cut")
+        # What was dropped takes a moment to be freed.
+        self._memory_at = now + FREED_S
+        if self._inbound_dropped:
+            # It did not help, so it is those that answer us.
+            log.warning("sources send more than there is memory for; parting with all of them")
+            self._destination.sessions.end_all(now)
+        else:
+            log.warning("peers send more than there is memory for; dropping their connections")
+            self._inbound.renew()
+        self._inbound_dropped = not self._inbound_dropped
 
     def _take_messages(self, receive: Receive, take: Take, now: float) -> None:
         until = time.monotonic() + SECONDS_PER_TURN

@@ -3,7 +3,7 @@
 import enum
 from dataclasses import dataclass
 
-from mpkv.control.sessions import Session
+from mpkv.control.session import Session
 from mpkv.messages import Pull
 
 SLOT = 8
@@ -13,10 +13,12 @@ class Step(enum.Enum):
     """What a pull waits for."""
 
     WAITING = "its session"
+    QUEUED = "earlier pulls from the same peer"
     ASKED = "the grant"
     GRANTED = "NIXL's registration"
     READING = "the READ"
     CONFIRMING = "the confirmation"
+    OVER = "nothing"
 
 
 @dataclass(slots=True, eq=False)
@@ -31,6 +33,8 @@ class OpenPull:
     step: Step = Step.WAITING
     asks: int = 0
     ask: int = 0
+    # The instance at which its ask takes one of the turns there are.
+    asked_of: str = ""
     lease: int = 0
     read: int = 0
     indexes: bytes = b""

@@ -4,21 +4,22 @@
        |         |         |          |           |
        +---------+---------+----------+-----------+---> PullFailed
 
-A pull waits for its session, for the source's grant, for the peer's registration with the
-initiator, for the READ and for the source's word that the bytes count. From every one of
-these it may fail; from READING its slots stay in quarantine.
+A pull waits for its session, for its turn there, for the source's grant, for the peer's
+registration with the initiator, for the READ and for the source's word that the bytes count.
+From every one of these it may fail; from READING its slots stay in quarantine.
 """
 
 import heapq
 import logging
 from collections.abc import Callable
 
+from mpkv.control.answers import Answers
 from mpkv.control.initiators import Initiators, State
 from mpkv.control.open_pull import SLOT, OpenPull, Step
 from mpkv.control.quarantine import GRACE_S, Held, Quarantine
-from mpkv.control.sessions import Failure, Network, Phase, Session
+from mpkv.control.session import Failure, Network, Phase, Session
+from mpkv.control.turns import Turns
 from mpkv.control.wire import (
-    MAX_DETAIL,
     MAX_LEASE_MS,
     Ask,
     Confirm,
@@ -33,16 +34,7 @@ from mpkv.control.wire import (
 )
 from mpkv.errors import WireRefused
 from mpkv.memory import Counters, block_ids
-from mpkv.messages import (
-    MissReason,
-    Pull,
-    Pulled,
-    PullFailed,
-    Read,
-    SlotsReturned,
-    ToEngine,
-)
-from mpkv.trace import Trace
+from mpkv.messages import MissReason, Pull, Read
 
 log = logging.getLogger("mpkv.control")
 
@@ -50,6 +42,8 @@ log = logging.getLogger("mpkv.control")
 MAX_ASKS = 3
 # A lease outlives its pull by this, so that the last Confirm is not late by a hair.
 LEASE_MARGIN_S = 1.0
+# No pull may wait longer: the source would not keep its lease.
+LONGEST_PULL_S = MAX_LEASE_MS / 1000 - LEASE_MARGIN_S
 
 _MISS_BY_DENIAL = {
     Denial.UNKNOWN_SESSION: MissReason.PEER_DOWN,
@@ -61,7 +55,7 @@ _MISS_BY_DENIAL = {
 
 
 class Pulls:
-    """All open pulls. Speaks to peers by `network` and to the engine by `to_engine`."""
+    """All open pulls. Speaks to peers by `network` and to the engine by `answers`."""
 
     def __init__(
         self,
@@ -72,19 +66,24 @@ class Pulls:
         epoch: Callable[[], int],
         network: Network,
         initiators: Initiators,
-        to_engine: Callable[[ToEngine], None],
+        answers: Answers,
         counters: Counters,
-        trace: Trace,
     ) -> None:
         self._key_size = key_size
-        self._deadline_s = deadline_s
+        self._deadline_s = min(deadline_s, LONGEST_PULL_S)
+        if deadline_s > LONGEST_PULL_S:
+            log.warning(
+                "pulls end after %g s, not after deadline_s = %g: leases last no longer",
+                LONGEST_PULL_S,
+                deadline_s,
+            )
         self._epoch = epoch
         self._network = network
         self._initiators = initiators
-        self._to_engine = to_engine
+        self._answers = answers
         self._counters = counters
-        self._trace = trace
         self._quarantine = Quarantine(blocks)
+        self._turns = Turns()
         self._open: dict[int, OpenPull] = {}
         self._by_ask: dict[int, OpenPull] = {}
         self._by_read: dict[int, OpenPull] = {}
@@ -100,10 +99,6 @@ class Pulls:
         """How many READs of failed pulls have not ended."""
         return len(self._quarantine)
 
-    def suspects(self, address: str) -> bool:
-        """Whether a READ from there failed or timed out and has not ended."""
-        return self._quarantine.suspects(address)
-
     # --- the engine ----------------------------------------------------------------------
 
     def is_open(self, number: int) -> bool:
@@ -111,18 +106,17 @@ class Pulls:
 
     def reject(self, pull: Pull, why: Failure) -> None:
         """Answer a pull that never began."""
-        self._answer_failure(pull, why, slots_held=False)
+        self._answers.failed(pull, why, slots_held=False)
 
     def start(self, pull: Pull, session: Session, now: float) -> None:
-        self._counters.add("pulls_started")
         keys = sum(len(group.keys) for group in pull.groups) // self._key_size
         deadline = min(pull.deadline, pull.started + self._deadline_s)
         opened = OpenPull(pull, session, deadline, keys, limit=len(pull.slots) // SLOT)
         self._open[pull.pull] = opened
         heapq.heappush(self._deadlines, (opened.deadline, pull.pull))
-        self._trace("pull_start", pull=pull.pull, request=pull.request, peer=pull.peer)
+        self._answers.started(pull)
         if session.phase is Phase.UP:
-            self._ask(opened, now)
+            self._ask_in_turn(opened, now)
 
     def cancel(self, number: int) -> None:
         pull = self._open.get(number)
@@ -134,19 +128,19 @@ class Pulls:
     def session_up(self, session: Session, now: float) -> None:
         for pull in self._of(session):
             if pull.step is Step.WAITING:
-                self._ask(pull, now)
+                self._ask_in_turn(pull, now)
             elif pull.step is Step.CONFIRMING:
                 # The first Confirm, or its answer, may have been lost with the connection.
                 self._confirm(pull)
 
     def session_interrupted(self, session: Session) -> None:
         for pull in self._of(session):
-            if pull.step is Step.ASKED:
-                if pull.asks >= MAX_ASKS:
-                    detail = f"{session.label} lost the session {MAX_ASKS} times"
-                    self._fail(pull, Failure(MissReason.PEER_DOWN, detail))
-                else:
-                    pull.step = Step.WAITING
+            if pull.step is Step.ASKED and pull.asks >= MAX_ASKS:
+                detail = f"{session.label} lost the session {MAX_ASKS} times"
+                self._fail(pull, Failure(MissReason.PEER_DOWN, detail))
+            elif pull.step in (Step.ASKED, Step.QUEUED):
+                self._turns.give_back(pull)
+                pull.step = Step.WAITING
 
     def instance_lost(self, session: Session, why: Failure) -> None:
         for pull in self._of(session):
@@ -176,12 +170,17 @@ class Pulls:
         pull.step = Step.GRANTED
         pull.lease, pull.remote, pull.granted_at = grant.lease, grant.blocks, now
         pull.slots = pull.wanted.slots[: 2 * len(pull.indexes)]
-        self._traced("grant_received", pull)
+        self._answers.traced("grant_received", pull)
         self._read_when_registered(pull, now)
 
     def denied(self, session: Session, denied: Denied) -> None:
         pull = self._answered(session, denied.ask, Step.ASKED)
-        if pull is not None:
+        if pull is None:
+            return
+        if denied.reason is Denial.QUOTA and self._turns.wait_for_another(pull):
+            # It was not looked at, so it counts as never asked.
+            pull.asks -= 1
+        else:
             detail = f"{session.label} denies it: {printable(denied.detail)}"
             why = Failure(_MISS_BY_DENIAL[denied.reason], detail)
             self._fail(pull, why, release=False)
@@ -197,12 +196,7 @@ class Pulls:
             self._fail(pull, Failure(MissReason.CACHE_RESET, "the cache was reset meanwhile"))
             return
         self._close(pull)
-        self._counters.add("pulls_done")
-        self._counters.add("blocks_pulled", len(pull.slots) // SLOT)
-        self._traced("confirmed", pull)
-        self._to_engine(
-            Pulled(pull.wanted.pull, pull.indexes, pull.slots, pull.granted_at, pull.read_at, now)
-        )
+        self._answers.pulled(pull, now)
 
     def not_confirmed(self, session: Session, answer: NotConfirmed) -> None:
         pull = self._answered(session, answer.ask, Step.CONFIRMING)
@@ -224,10 +218,10 @@ class Pulls:
             self._quarantine_over(read)
             return
         pull.step, pull.read_at = Step.CONFIRMING, now
-        self._traced("read_done", pull)
+        self._answers.traced("read_done", pull)
         self._confirm(pull)
 
-    def read_failed(self, read: int, detail: str, posted: bool) -> None:
+    def read_failed(self, read: int, detail: str, posted: bool, now: float) -> None:
         pull = self._by_read.get(read)
         if pull is not None:
             why = Failure(
@@ -236,20 +230,26 @@ class Pulls:
             if not posted:
                 del self._by_read[read]
                 pull.step = Step.GRANTED
-            self._fail(pull, why)
-        elif not posted:
+            self._fail(pull, why, broken_at=now)
+        elif posted:
+            self._quarantine.broken(read, now)
+        else:
             self._quarantine_over(read)
 
-    def initiator_gone(self) -> None:
+    def initiator_gone(self, now: float) -> None:
         """It is dead or dying, but not yet known to be reaped."""
         why = Failure(MissReason.HELPERS_DOWN, "the initiator died during the READ")
         for pull in list(self._by_read.values()):
             self._fail(pull, why)
+        for pull in list(self._open.values()):
+            if pull.step is Step.GRANTED:
+                # Its peer may be the one that the initiator died of.
+                self._read_when_registered(pull, now)
 
     def initiator_reaped(self) -> None:
         """No READ of any initiator before the one that just came can write any more."""
         for number in self._quarantine.all_over():
-            self._to_engine(SlotsReturned(number))
+            self._answers.returned(number)
 
     # --- time --------------------------------------------------------------------------------
 
@@ -265,16 +265,29 @@ class Pulls:
             heapq.heappop(self._deadlines)
         due = [self._deadlines[0][0]] if self._deadlines else []
         if len(self._quarantine) and self._initiators.alive:
-            why = self._quarantine.overdue(now)
+            why = self._quarantine.verdict(now, others_read=bool(self._by_read))
             if why is not None:
                 self._initiators.kill(why, now)
             else:
                 due.append(self._quarantine.next_due())
+        # An ask that cannot be sent gives its turn to the next at once.
+        while in_turn := self._turns.next():
+            for pull in in_turn:
+                self._ask(pull, now)
         return min(due, default=None)
 
     # --- steps -------------------------------------------------------------------------------
 
+    def _ask_in_turn(self, pull: OpenPull, now: float) -> None:
+        if self._turns.take(pull, pull.session.instance):
+            self._ask(pull, now)
+
     def _ask(self, pull: OpenPull, now: float) -> None:
+        # The next initiator has nothing to do with what the last one left unfinished.
+        if self._initiators.alive and self._quarantine.suspects(pull.session.instance):
+            detail = f"an earlier READ from {pull.session.label} has not ended"
+            self._fail(pull, Failure(MissReason.TRANSFER_FAILED, detail))
+            return
         if pull.ask:
             self._release(pull)
         self._by_ask.pop(pull.ask, None)
@@ -289,6 +302,9 @@ class Pulls:
             self._fail(pull, Failure(MissReason.PEER_DOWN, f"cannot send to {session.label}"))
 
     def _read_when_registered(self, pull: OpenPull, now: float) -> None:
+        if self._quarantine.recycles_soon(now):
+            # The next initiator will READ, as soon as it has registered the peer.
+            return
         registration = self._initiators.registration(pull.session.instance, now)
         if registration is None or registration.state is State.FAILED:
             detail = registration.detail if registration else "the peer is gone"
@@ -306,7 +322,7 @@ class Pulls:
         pull.step, pull.read = Step.READING, read.read
         self._by_read[read.read] = pull
         self._counters.add("reads")
-        self._traced("read_posted", pull)
+        self._answers.traced("read_posted", pull)
 
     def _confirm(self, pull: OpenPull) -> None:
         session = pull.session
@@ -324,7 +340,9 @@ class Pulls:
         late = pull.step is Step.CONFIRMING
         self._fail(pull, Failure(MissReason.LEASE_LOST if late else MissReason.TIMED_OUT, detail))
 
-    def _fail(self, pull: OpenPull, why: Failure, *, release: bool = True) -> None:
+    def _fail(
+        self, pull: OpenPull, why: Failure, *, release: bool = True, broken_at: float = 0.0
+    ) -> None:
         """End `pull`; only a READ that was given to an initiator keeps its slots."""
         held = pull.step is Step.READING
         if held:
@@ -332,20 +350,24 @@ class Pulls:
                 pull.read,
                 Held(
                     pull.wanted.pull,
-                    pull.session.address,
+                    pull.session.label,
+                    pull.session.instance,
                     len(pull.slots) // SLOT,
                     due=pull.deadline + GRACE_S,
                     suspect=why.reason is not MissReason.ABORTED,
+                    broken_at=broken_at,
                 ),
             )
             self._counters.add("slots_quarantined", len(pull.slots) // SLOT)
         if release and pull.step in (Step.ASKED, Step.GRANTED, Step.READING):
             self._release(pull)
         self._close(pull)
-        self._answer_failure(pull.wanted, why, slots_held=held)
+        self._answers.failed(pull.wanted, why, slots_held=held)
 
     def _close(self, pull: OpenPull) -> None:
         del self._open[pull.wanted.pull]
+        self._turns.give_back(pull)
+        pull.step = Step.OVER
         self._by_ask.pop(pull.ask, None)
         self._by_read.pop(pull.read, None)
 
@@ -360,20 +382,7 @@ class Pulls:
         if number is None:
             self._counters.add("dropped_stale")
         else:
-            self._to_engine(SlotsReturned(number))
-
-    def _answer_failure(self, pull: Pull, why: Failure, *, slots_held: bool) -> None:
-        self._counters.add(f"missed_{why.reason.value}")
-        self._trace(
-            "pull_failed",
-            pull=pull.pull,
-            request=pull.request,
-            reason=why.reason.value,
-            detail=why.detail,
-        )
-        log.debug("pull %d from %s: %s, %s", pull.pull, pull.peer, why.reason.value, why.detail)
-        detail = why.detail[:MAX_DETAIL]
-        self._to_engine(PullFailed(pull.pull, why.reason, detail, slots_held))
+            self._answers.returned(number)
 
     # --- looking up --------------------------------------------------------------------------
 
@@ -387,11 +396,3 @@ class Pulls:
             self._counters.add("dropped_stale")
             return None
         return pull
-
-    def _traced(self, event: str, pull: OpenPull) -> None:
-        self._trace(
-            event,
-            pull=pull.wanted.pull,
-            request=pull.wanted.request,
-            blocks=len(pull.slots) // SLOT,
-        )

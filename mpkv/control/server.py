@@ -1,19 +1,21 @@
 """The source's side: peers that pull from here.
 
-A peer is known by the instance in its Hello and reached by the route its last Hello came
-on. Whatever a peer sends can only be answered, dropped and counted: nothing here waits
-for it, and what it can pin is bounded by `Leases`.
+A peer is known by the instance in its Hello. It may say hello on several routes, as one that
+knows this engine by two names does; each answer goes back on the route its question came
+on. Whatever a peer sends can only be answered, dropped and counted: nothing here waits for
+it, and what it can pin is bounded by `Leases`.
 """
 
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from mpkv.control.compare import describe, differences
+from mpkv.control.compare import describe, differences, nixl_differences, nixl_version
 from mpkv.control.grants import PinTable, pin_groups
 from mpkv.control.leases import Leases, Pins
+from mpkv.control.say_once import SayOnce
 from mpkv.control.wire import (
     PROTOCOL,
     Ask,
@@ -44,7 +46,9 @@ from mpkv.trace import Trace
 log = logging.getLogger("mpkv.control")
 
 MAX_SESSIONS = 1024
-MAX_REFUSALS_LOGGED = 1024
+MAX_ROUTES = 8
+# Peers ping every second.
+SILENCE_S = 4.0
 
 Send = Callable[[bytes, ToDestination], bool]
 
@@ -53,14 +57,15 @@ class SourceLedger(PinTable, Pins, Protocol):
     """What the source's side needs of the ledger."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Inbound:
-    """One life of one peer."""
+    """One life of one peer; `routes` in the order of their Hellos."""
 
     instance: str
     node: str
     address: str
-    route: bytes
+    heard_at: float
+    routes: list[bytes] = field(default_factory=list)
 
 
 class Source:
@@ -84,11 +89,12 @@ class Source:
         self._counters = counters
         self._trace = trace
         self._target: TargetReady | None = None
+        self._nixl = nixl_version()
+        self._by_route: dict[bytes, Inbound] = {}
         # Ordered by the last Hello or Ping, so that the longest silent comes first.
-        self._by_route: OrderedDict[bytes, Inbound] = OrderedDict()
-        self._by_instance: dict[str, Inbound] = {}
+        self._by_instance: OrderedDict[str, Inbound] = OrderedDict()
         self._by_address: dict[str, Inbound] = {}
-        self._refusals: set[str] = set()
+        self._say_once = SayOnce(log)
 
     def target_ready(self, target: TargetReady) -> None:
         self._target = target
@@ -99,7 +105,7 @@ class Source:
             self._counters.add("dropped_malformed")
             return
         if frames[0] != PROTOCOL:
-            self._foreign(route, frames[0])
+            self._foreign(route, frames[0], now)
             return
         try:
             message = decode_to_source(frames[1], self._key_size)
@@ -108,21 +114,23 @@ class Source:
             log.debug("dropped a message: %s", error)
             return
         if isinstance(message, Hello):
-            self._hello(route, message)
+            self._hello(route, message, now)
             return
         peer = self._by_route.get(route)
         if peer is None or message.to != self._start.instance:
             self._unknown(route, message)
-        elif isinstance(message, Ask):
-            self._ask(peer, message, now)
+            return
+        peer.heard_at = now
+        if isinstance(message, Ask):
+            self._ask(peer, route, message, now)
         elif isinstance(message, Confirm):
-            self._confirm(peer, message, now)
+            self._confirm(peer, route, message, now)
         elif isinstance(message, Release):
             if self.leases.release(peer.instance, message.ask):
                 self._counters.add("leases_released")
         else:
             self._counters.add("pings")
-            self._by_route.move_to_end(route)
+            self._by_instance.move_to_end(peer.instance)
             self._answer(route, Pong(self._start.instance, message.number))
 
     def tick(self, now: float) -> float | None:
@@ -131,24 +139,24 @@ class Source:
 
     # --- sessions --------------------------------------------------------------------
 
-    def _hello(self, route: bytes, hello: Hello) -> None:
+    def _hello(self, route: bytes, hello: Hello, now: float) -> None:
         self._counters.add("hellos")
-        self._forget_earlier_lives(route, hello)
         if hello.instance == self._start.instance:
-            self._refuse(route, hello, Refuse(hello.instance, self._start.node, (), "it is itself"))
+            itself = Refuse(hello.instance, self._start.node, (), "it is itself")
+            self._refuse(route, hello, itself, now)
             return
         differing = differences(self._start.compatibility, hello.compatibility)
+        differing += nixl_differences(self._nixl, hello.nixl)
         if differing:
-            self._refuse(
-                route, hello, Refuse(self._start.instance, self._start.node, differing, "")
-            )
+            refusal = Refuse(self._start.instance, self._start.node, differing, "")
+            self._refuse(route, hello, refusal, now)
             return
         target = self._target
         if target is None or not self._target_alive():
             self._counters.add("hellos_too_early")
             self._answer(route, Busy(self._start.instance, "its memory is not registered yet"))
             return
-        self._admit(Inbound(hello.instance, hello.node, hello.address, route))
+        self._admit(route, hello, now)
         self._answer(
             route,
             Welcome(
@@ -163,62 +171,82 @@ class Source:
             ),
         )
 
-    def _forget_earlier_lives(self, route: bytes, hello: Hello) -> None:
-        """A route or an address that names another instance has lost the old one."""
-        for known in (self._by_route.get(route), self._by_address.get(hello.address)):
-            if known is not None and known.instance != hello.instance:
-                self._forget(known)
-
-    def _admit(self, peer: Inbound) -> None:
-        again = self._by_instance.get(peer.instance)
-        if again is not None:
-            # Its leases stay: they belong to this life of the peer, not to a connection.
-            self._unlist(again)
-        elif len(self._by_instance) >= MAX_SESSIONS:
-            self._forget(next(iter(self._by_route.values())))
-        self._by_route[peer.route] = peer
-        self._by_instance[peer.instance] = peer
-        self._by_address[peer.address] = peer
+    def _admit(self, route: bytes, hello: Hello, now: float) -> None:
+        self._forget_earlier_lives(route, hello, now)
+        peer = self._by_instance.get(hello.instance)
+        if peer is None:
+            if len(self._by_instance) >= MAX_SESSIONS:
+                self._forget(next(iter(self._by_instance.values())))
+            peer = Inbound(hello.instance, hello.node, hello.address, now)
+            self._by_instance[peer.instance] = peer
+            self._by_address.setdefault(peer.address, peer)
+        # Its leases stay: they belong to this life of the peer, not to a connection.
+        peer.heard_at = now
+        self._by_instance.move_to_end(peer.instance)
+        if self._by_route.get(route) is not peer:
+            if len(peer.routes) >= MAX_ROUTES:
+                del self._by_route[peer.routes.pop(0)]
+            self._by_route[route] = peer
+            peer.routes.append(route)
         log.debug("%s (%s) pulls from here", printable(peer.node), printable(peer.address))
+
+    def _forget_earlier_lives(self, route: bytes, hello: Hello, now: float) -> None:
+        """Whoever was at this route or address before is over, unless it is still there:
+        an address is only what somebody claims."""
+        before = self._by_route.get(route)
+        if before is not None and before.instance != hello.instance:
+            del self._by_route[route]
+            before.routes.remove(route)
+            if not before.routes:
+                self._forget(before)
+        before = self._by_address.get(hello.address)
+        if before is None or before.instance == hello.instance:
+            return
+        if not self._is_there(before, now):
+            self._forget(before)
+            return
+        self._say_once(
+            f"{printable(hello.node[:64])} and {printable(before.node[:64])} both say that they "
+            f"are reached at {printable(hello.address[:64])}: give each node an `advertise` and "
+            "`port` of its own",
+            now,
+        )
+
+    def _is_there(self, peer: Inbound, now: float) -> bool:
+        """A route whose connection has ended takes no message."""
+        here = Pong(self._start.instance, 0)
+        return now - peer.heard_at < SILENCE_S and any(
+            [self._send(route, here) for route in peer.routes]
+        )
 
     def _forget(self, peer: Inbound) -> None:
         self.leases.drop_peer(peer.instance)
-        self._unlist(peer)
-
-    def _unlist(self, peer: Inbound) -> None:
-        self._by_route.pop(peer.route, None)
-        self._by_instance.pop(peer.instance, None)
+        for route in peer.routes:
+            del self._by_route[route]
+        del self._by_instance[peer.instance]
         if self._by_address.get(peer.address) is peer:
             del self._by_address[peer.address]
 
-    def _refuse(self, route: bytes, hello: Hello, refusal: Refuse) -> None:
+    def _refuse(self, route: bytes, hello: Hello, refusal: Refuse, now: float) -> None:
         self._counters.add("hellos_refused")
-        known = self._by_instance.get(hello.instance)
-        if known is not None:
-            self._forget(known)
         why = refusal.detail or describe(refusal.differing, "source")
         who = f"{printable(hello.node[:64])} ({printable(hello.address[:64])})"
-        self._warn_once(f"refused {who}, which may not pull from here: {why}")
+        self._say_once(f"refused {who}, which may not pull from here: {why}", now)
         self._answer(route, refusal)
 
-    def _foreign(self, route: bytes, protocol: bytes) -> None:
+    def _foreign(self, route: bytes, protocol: bytes, now: float) -> None:
         """Something that is not this version of the protocol, if it is one at all."""
         if not protocol.startswith(b"mpkv/") or len(protocol) > 16:
             self._counters.add("dropped_malformed")
             return
         self._counters.add("dropped_foreign")
-        self._warn_once(
-            f"a peer speaks {protocol.decode(errors='replace')}, this engine speaks "
-            f"{PROTOCOL.decode()}: run the same version of mpkv on both"
+        self._say_once(
+            f"a peer speaks {printable(protocol.decode(errors='replace'))}, this engine speaks "
+            f"{PROTOCOL.decode()}: run the same version of mpkv on both",
+            now,
         )
         # Our own protocol name in front tells the peer all that it can understand.
         self._answer(route, Busy(self._start.instance, "it speaks another protocol"))
-
-    def _warn_once(self, text: str) -> None:
-        """Say each thing once, and not endlessly many things."""
-        if text not in self._refusals and len(self._refusals) < MAX_REFUSALS_LOGGED:
-            self._refusals.add(text)
-            log.warning("%s", text)
 
     def _unknown(self, route: bytes, message: Ask | Confirm | Release | Ping) -> None:
         """Not of this session: of an earlier life of ours, or before any Hello."""
@@ -233,34 +261,33 @@ class Source:
 
     # --- asks ------------------------------------------------------------------------
 
-    def _ask(self, peer: Inbound, ask: Ask, now: float) -> None:
+    def _ask(self, peer: Inbound, route: bytes, ask: Ask, now: float) -> None:
         self._counters.add("asks")
         epoch = self._ledger.epoch
         if self.leases.asked(peer.instance, ask.ask):
             self._counters.add("dropped_duplicate")
         elif ask.epoch != epoch:
-            self._deny(
-                peer, ask, Denial.EPOCH, f"content epoch {epoch} there, {ask.epoch} in the pull"
-            )
+            detail = f"content epoch {epoch} there, {ask.epoch} in the pull"
+            self._deny(route, ask, Denial.EPOCH, detail)
         elif not self._target_alive():
-            self._deny(peer, ask, Denial.TARGET_DOWN, "its target process is gone")
+            self._deny(route, ask, Denial.TARGET_DOWN, "its target process is gone")
         else:
-            self._grant(peer, ask, epoch, now)
+            self._grant(peer, route, ask, epoch, now)
 
-    def _grant(self, peer: Inbound, ask: Ask, epoch: int, now: float) -> None:
+    def _grant(self, peer: Inbound, route: bytes, ask: Ask, epoch: int, now: float) -> None:
         room = self.leases.room(peer.instance)
         if not room:
-            self._deny(peer, ask, Denial.QUOTA, "it holds as much as it may for this engine")
+            self._deny(route, ask, Denial.QUOTA, "it holds as much as it may for this engine")
             return
         slots, runs = pin_groups(self._ledger, ask.groups, min(ask.limit, room))
         if not slots:
             self._counters.add("grants_empty")
-            self._answer(peer.route, Grant(ask.ask, 0, b"", b"", epoch))
+            self._answer(route, Grant(ask.ask, 0, b"", b"", epoch))
             return
         lease = self.leases.open(peer.instance, ask.ask, slots, epoch, ask.lease_ms, now)
         blocks = block_ids(slots)
         grant = Grant(ask.ask, lease.number, pack_runs(runs), blocks, epoch)
-        if not self._answer(peer.route, grant):
+        if not self._answer(route, grant):
             self.leases.release(peer.instance, ask.ask)
             return
         self._counters.add("grants")
@@ -269,18 +296,18 @@ class Source:
             "grant", lease=lease.number, peer=peer.node, ask=ask.ask, blocks=len(blocks) // 4
         )
 
-    def _deny(self, peer: Inbound, ask: Ask, reason: Denial, detail: str) -> None:
+    def _deny(self, route: bytes, ask: Ask, reason: Denial, detail: str) -> None:
         self._counters.add(f"denied_{reason.value}")
-        self._answer(peer.route, Denied(self._start.instance, ask.ask, reason, detail))
+        self._answer(route, Denied(self._start.instance, ask.ask, reason, detail))
 
-    def _confirm(self, peer: Inbound, confirm: Confirm, now: float) -> None:
+    def _confirm(self, peer: Inbound, route: bytes, confirm: Confirm, now: float) -> None:
         loss = self.leases.confirm(peer.instance, confirm.ask, confirm.lease, confirm.epoch, now)
         if loss is None:
             self._counters.add("leases_confirmed")
-            self._answer(peer.route, Confirmed(confirm.ask, confirm.lease))
+            self._answer(route, Confirmed(confirm.ask, confirm.lease))
             return
         self._counters.add(f"unconfirmed_{loss.value}")
-        self._answer(peer.route, NotConfirmed(confirm.ask, confirm.lease, loss))
+        self._answer(route, NotConfirmed(confirm.ask, confirm.lease, loss))
 
     def _answer(self, route: bytes, message: ToDestination) -> bool:
         if self._send(route, message):

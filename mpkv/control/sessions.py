@@ -1,18 +1,29 @@
 """The destination's side: one session per address, however often it is lost and found.
 
 A session is greeted (connect, Hello), up, or idle until its back-off ends. Peers named at
-start are greeted again and again; others when a pull asks for them. A lost connection
+start are greeted again and again; others when a pull asks for them. Several addresses may
+lead to one endpoint, or to one instance of a peer; each has a session of its own, and those
+of one endpoint end together. A lost connection
 interrupts a session but does not end it: libzmq connects again, and if the same instance
 answers, its leases are still good. Silence, refusal or another instance ends it.
 """
 
-import enum
 import logging
 import random
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
 
-from mpkv.control.compare import describe
+from mpkv.control.addresses import NOT_AN_ADDRESS, join_address, split_address
+from mpkv.control.compare import describe, nixl_version
+from mpkv.control.limits import max_sessions
+from mpkv.control.session import (
+    FIRST_BACKOFF_S,
+    EpochSource,
+    Failure,
+    NameSource,
+    Network,
+    Phase,
+    Session,
+    SessionEvents,
+)
 from mpkv.control.wire import (
     MAX_DETAIL,
     PROTOCOL,
@@ -22,7 +33,6 @@ from mpkv.control.wire import (
     Ping,
     Pong,
     Refuse,
-    ToSource,
     Welcome,
     printable,
 )
@@ -37,82 +47,12 @@ SILENCE_S = 4.0
 # After so many sessions in a row that did not last, the next Hello waits for a back-off.
 MAX_FLAPS = 20
 SETTLED_S = 1.0
-FIRST_BACKOFF_S = 0.2
 LONGEST_BACKOFF_S = 5.0
 # Where nothing listens a try costs one round trip, so a pull need not wait for the
 # back-off: the peer may have come up this moment.
 ON_DEMAND_S = 0.1
 # A mismatch heals only when somebody restarts an engine.
 REFUSED_BACKOFF_S = 5.0
-MAX_SESSIONS = 1024
-MAX_ADDRESS = 300
-
-
-class Phase(enum.Enum):
-    IDLE = "idle"
-    GREETING = "greeting"
-    UP = "up"
-
-
-class Failure(NamedTuple):
-    reason: MissReason
-    detail: str
-
-
-NOT_YET = Failure(MissReason.PEER_DOWN, "not connected yet")
-
-
-@dataclass(slots=True, eq=False)
-class Session:
-    """`instance` is whom the last Welcome named; it stays while the session is interrupted."""
-
-    address: str
-    configured: bool
-    phase: Phase = Phase.IDLE
-    route: bytes = b""
-    instance: str = ""
-    node: str = ""
-    greet_until: float = 0.0
-    retry_at: float = 0.0
-    # When a pull may have the next try made, at the earliest.
-    on_demand_at: float = 0.0
-    backoff_s: float = FIRST_BACKOFF_S
-    up_at: float = 0.0
-    flaps: int = 0
-    heard_at: float = 0.0
-    asked_at: float = 0.0
-    failure: Failure = NOT_YET
-    # What the log was last told about this peer; nothing is said twice.
-    announced: str = ""
-
-    @property
-    def label(self) -> str:
-        return f"{self.node} ({self.address})" if self.node else self.address
-
-
-class Network(Protocol):
-    """The outgoing socket."""
-
-    def connect(self, address: str) -> bytes:
-        """Return a route never used before; raises OSError if `address` is none."""
-
-    def disconnect(self, address: str, route: bytes) -> None: ...
-    def send(self, route: bytes, message: ToSource) -> bool: ...
-
-
-class SessionEvents(Protocol):
-    """Who hears what becomes of sessions."""
-
-    def session_up(self, session: Session, welcome: Welcome, now: float) -> None: ...
-
-    def session_interrupted(self, session: Session, now: float) -> None:
-        """Connection lost, instance not; a Welcome or an end follows."""
-
-    def instance_lost(self, session: Session, why: Failure, now: float) -> None:
-        """`session.instance` is over; its leases and registration are worth nothing."""
-
-    def session_down(self, session: Session, why: Failure, now: float) -> None:
-        """Nobody answers at the address; follows `instance_lost` if there was one."""
 
 
 class Sessions:
@@ -122,25 +62,28 @@ class Sessions:
         self,
         start: ControlStart,
         network: Network,
-        epoch: "EpochSource",
+        names: NameSource,
+        epoch: EpochSource,
         events: SessionEvents,
         counters: Counters,
         jitter: random.Random,
     ) -> None:
         self._start = start
         self._network = network
+        self._names = names
         self._epoch = epoch
         self._events = events
         self._counters = counters
         self._jitter = jitter
-        self._own_address = f"{start.advertise}:{start.port}"
+        self._own_address = join_address(start.advertise, start.port)
+        self._nixl = nixl_version()
         self._by_address: dict[str, Session] = {}
         self._by_route: dict[bytes, Session] = {}
         self._ping_at = 0.0
         self._pings = 0
         self._ticked_at = 0.0
         for address in start.peers:
-            if address != self._own_address and valid_address(address):
+            if address != self._own_address and split_address(address):
                 self._by_address[address] = Session(address, configured=True)
 
     def __len__(self) -> int:
@@ -150,10 +93,11 @@ class Sessions:
         """The session to `address`, up or being greeted; or why there is none now."""
         session = self._by_address.get(address)
         if session is None:
-            if not valid_address(address):
-                return Failure(MissReason.REFUSED, f"{address[:64]!r} is not host:port")
-            if len(self._by_address) >= MAX_SESSIONS and not self._make_room():
-                return Failure(MissReason.QUEUE_FULL, f"{MAX_SESSIONS} peers are in use already")
+            if split_address(address) is None:
+                return Failure(MissReason.REFUSED, f"{address[:64]!r} {NOT_AN_ADDRESS}")
+            most = max_sessions()
+            if len(self._by_address) >= most and not self._make_room():
+                return Failure(MissReason.QUEUE_FULL, f"{most} peers are in use already")
             session = self._by_address[address] = Session(address, configured=False)
         session.asked_at = now
         if session.phase is Phase.IDLE:
@@ -166,6 +110,13 @@ class Sessions:
 
     def at_route(self, route: bytes) -> Session | None:
         return self._by_route.get(route)
+
+    def named_elsewhere(self, session: Session) -> bool:
+        """Whether another address leads to the same instance."""
+        return any(
+            other is not session and other.instance == session.instance
+            for other in self._by_address.values()
+        )
 
     # --- what peers say ----------------------------------------------------------------
 
@@ -182,6 +133,13 @@ class Sessions:
             )
             self._refused(session, text, now)
             return
+        memory = (welcome.agent, welcome.metadata, welcome.base, welcome.blocks)
+        for other in self._by_address.values():
+            if other.instance == welcome.instance and other.memory != memory:
+                # One registration serves both, and would READ from the wrong one of them.
+                self._refused(session, f"it claims to be {other.label}, and is not", now)
+                return
+        session.memory = memory
         if session.instance and session.instance != welcome.instance:
             self._lose_instance(session, _restarted(session), now)
         session.phase = Phase.UP
@@ -231,22 +189,30 @@ class Sessions:
 
     # --- what libzmq says ----------------------------------------------------------------
 
-    def disconnected(self, address: str, now: float) -> None:
-        session = self._by_address.get(address)
-        if session is None:
-            return
-        if session.phase is Phase.UP:
-            self._greet_again(session, session.instance, now)
-        elif session.phase is Phase.GREETING:
-            # The Hello may be lost with the connection; its deadline stays.
-            self._say_hello(session, now)
+    def disconnected(self, endpoint: str, now: float) -> None:
+        for session in self._at_endpoint(endpoint):
+            if session.phase is Phase.UP:
+                self._greet_again(session, session.instance, now)
+            elif session.phase is Phase.GREETING:
+                # The Hello may be lost with the connection; its deadline stays.
+                self._say_hello(session, now)
 
-    def connect_failed(self, address: str, now: float) -> None:
-        session = self._by_address.get(address)
-        if session is not None and session.phase is Phase.GREETING:
-            detail = f"nothing answers at {session.label}"
-            self._end(session, Failure(MissReason.PEER_DOWN, detail), now)
-            session.on_demand_at = min(session.retry_at, now + ON_DEMAND_S)
+    def connect_failed(self, endpoint: str, now: float) -> None:
+        for session in self._at_endpoint(endpoint):
+            if session.phase is Phase.GREETING:
+                detail = f"nothing answers at {session.label}"
+                self._end(session, Failure(MissReason.PEER_DOWN, detail), now)
+                session.on_demand_at = min(session.retry_at, now + ON_DEMAND_S)
+
+    def end_all(self, now: float) -> None:
+        """Part with every peer, and with what each has sent."""
+        for session in list(self._by_address.values()):
+            if session.route:
+                detail = f"the connection to {session.label} was dropped in a flood"
+                self._end(session, Failure(MissReason.PEER_DOWN, detail), now)
+
+    def _at_endpoint(self, endpoint: str) -> list[Session]:
+        return [s for s in self._by_address.values() if s.route and s.endpoint == endpoint]
 
     # --- time ------------------------------------------------------------------------------
 
@@ -275,10 +241,13 @@ class Sessions:
             elif ping:
                 self._network.send(session.route, Ping(session.instance, self._pings))
             return now + PING_S
+        if session.phase is Phase.GREETING and not session.route:
+            self._connect(session, now)
         if session.phase is Phase.GREETING:
             if now < session.greet_until:
                 return session.greet_until
-            detail = f"{session.label} did not answer the handshake within {HANDSHAKE_S:g} s"
+            missing = "answer the handshake" if session.route else "get an address from its name"
+            detail = f"{session.label} did not {missing} within {HANDSHAKE_S:g} s"
             self._end(session, Failure(MissReason.PEER_DOWN, detail), now)
         if session.configured and now >= session.retry_at:
             self._greet(session, now)
@@ -288,22 +257,39 @@ class Sessions:
 
     def _greet(self, session: Session, now: float) -> None:
         """Connect if need be, and say hello."""
-        if not session.route:
-            try:
-                session.route = self._network.connect(session.address)
-            except OSError as error:
-                detail = f"cannot connect to {session.address}: {error}"
-                self._end(session, Failure(MissReason.PEER_DOWN, detail), now)
-                return
-            self._by_route[session.route] = session
         session.phase = Phase.GREETING
         session.greet_until = now + HANDSHAKE_S
-        self._say_hello(session, now)
+        if session.route:
+            self._say_hello(session, now)
+        else:
+            self._connect(session, now)
+
+    def _connect(self, session: Session, now: float) -> None:
+        """Connect and say hello, unless the name is still being looked up."""
+        host, port = split_address(session.address) or ("", 0)
+        found = self._names.find(host, now)
+        if isinstance(found, str):
+            session.endpoint = join_address(found, port)
+            try:
+                session.route = self._network.connect(session.endpoint)
+            except OSError as error:
+                found = error
+        if isinstance(found, OSError):
+            detail = f"cannot connect to {session.address}: {found.strerror or found}"
+            self._end(session, Failure(MissReason.PEER_DOWN, detail), now)
+        elif session.route:
+            self._by_route[session.route] = session
+            self._say_hello(session, now)
 
     def _say_hello(self, session: Session, now: float) -> None:
         start = self._start
         hello = Hello(
-            start.instance, start.node, self._own_address, start.compatibility, self._epoch()
+            start.instance,
+            start.node,
+            self._own_address,
+            start.compatibility,
+            self._epoch(),
+            self._nixl,
         )
         if not self._network.send(session.route, hello):
             self._end(
@@ -333,10 +319,12 @@ class Sessions:
 
     def _end(self, session: Session, why: Failure, now: float) -> None:
         """Disconnect, tell everybody, and wait a while before the next try."""
+        same_endpoint: list[Session] = []
         if session.route:
-            self._network.disconnect(session.address, session.route)
+            self._network.disconnect(session.endpoint)
             del self._by_route[session.route]
             session.route = b""
+            same_endpoint = self._at_endpoint(session.endpoint)
         session.phase = Phase.IDLE
         session.failure = Failure(why.reason, why.detail[:MAX_DETAIL])
         session.retry_at = now + session.backoff_s * self._jitter.uniform(0.7, 1.0)
@@ -350,6 +338,9 @@ class Sessions:
             text = f"{why.detail}; trying again"
             self._announce(session, "absent", logging.INFO, text)
         self._events.session_down(session, session.failure, now)
+        if same_endpoint:
+            # Their connections have ended with this one; each ends those that are left.
+            self._end(same_endpoint[0], why, now)
 
     def _lose_instance(self, session: Session, why: Failure, now: float) -> None:
         self._counters.add("peers_lost")
@@ -372,22 +363,6 @@ class Sessions:
             return False
         del self._by_address[min(idle, key=lambda session: session.asked_at).address]
         return True
-
-
-class EpochSource(Protocol):
-    def __call__(self) -> int: ...
-
-
-def valid_address(address: str) -> bool:
-    """Whether `address` is `host:port`; whether it leads anywhere is another matter."""
-    host, _, port = address.rpartition(":")
-    return (
-        0 < len(host) <= MAX_ADDRESS
-        and all(c.isascii() and (c.isalnum() or c in ".-_[]:") for c in host)
-        and port.isascii()
-        and port.isdigit()
-        and 0 < int(port[:6]) < 65536
-    )
 
 
 def _restarted(session: Session) -> Failure:

@@ -1,7 +1,6 @@
 """New initiators from the supervisor: a message with the descriptors of their rings."""
 
 import contextlib
-import logging
 import os
 import signal
 import socket
@@ -9,11 +8,9 @@ import socket
 import msgspec
 import zmq
 
-from mpkv.errors import MpkvError
+from mpkv.errors import HelperFailed, MpkvError
 from mpkv.memory import Consumer, Ring
 from mpkv.messages import InitiatorUp
-
-log = logging.getLogger("mpkv.control")
 
 DESCRIPTORS = 4
 
@@ -68,7 +65,11 @@ class SupervisorLink:
         poller.register(fd, zmq.POLLIN)
 
     def receive(self) -> InitiatorProcess | None:
-        """The next new initiator, None if there is none that can be used."""
+        """The next new initiator, None if there is none.
+
+        Raises HelperFailed if it cannot be used: nobody would announce it again, and only the
+        supervisor, which replaces a control plane that ends, can bring another.
+        """
         try:
             body, fds, _, _ = socket.recv_fds(
                 self._socket,
@@ -87,8 +88,9 @@ class SupervisorLink:
             if len(fds) != DESCRIPTORS:
                 raise MpkvError(f"{len(fds)} descriptors, expected {DESCRIPTORS}")
             return InitiatorProcess(message.generation, fds, self._wake_fd, self._poller)
-        except (msgspec.MsgspecError, MpkvError) as error:
-            log.error("the supervisor announced an initiator that cannot be used: %s", error)
+        except (msgspec.MsgspecError, MpkvError, OSError) as error:
             for fd in fds:
                 os.close(fd)
-            return None
+            raise HelperFailed(
+                f"the supervisor announced an initiator that cannot be used: {error}"
+            ) from error

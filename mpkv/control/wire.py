@@ -26,6 +26,8 @@ MAX_DETAIL = 1024
 # NIXL's metadata of one registered region has a few hundred bytes.
 MAX_METADATA = 64 << 10
 MAX_LEASE_MS = 60_000
+# Of one peer at one source; a peer keeps further asks back instead of having them denied.
+MAX_LEASES = 256
 # Around the keys of a message: its other fields and msgpack's own bytes.
 MAX_OVERHEAD = 64 << 10
 
@@ -60,13 +62,15 @@ class Loss(enum.StrEnum):
 
 
 class Hello(msgspec.Struct, tag="hello", array_like=True, frozen=True, forbid_unknown_fields=True):
-    """`address` is where the sender's own control plane listens."""
+    """`address` is where the sender's own control plane listens, `nixl` the version of NIXL
+    that will READ, "" if unknown."""
 
     instance: Instance
     node: Text
     address: Text
     compatibility: Compatibility
     epoch: Number
+    nixl: Text = ""
 
 
 class Ask(msgspec.Struct, tag="ask", array_like=True, frozen=True, forbid_unknown_fields=True):

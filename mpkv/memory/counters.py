@@ -57,6 +57,7 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
         "dropped_duplicate",
         "dropped_unsent",
         "dropped_by_fault",
+        "floods_cut",
         "peers_connected",
         "peers_interrupted",
         "peers_refused",

@@ -59,6 +59,7 @@ class Plane:
         *,
         blocks: int = 256,
         port: int | None = None,
+        listen: str = "127.0.0.1",
         peers: tuple[str, ...] = (),
         compatibility: Compatibility = COMPATIBILITY,
         deadline_s: float = 10.0,
@@ -93,7 +94,7 @@ class Plane:
         start = ControlStart(
             node=node,
             instance=self.instance,
-            listen="127.0.0.1",
+            listen=listen,
             port=self.port,
             advertise="127.0.0.1",
             peers=peers,
@@ -245,6 +246,10 @@ class Plane:
     def resident_bytes(self) -> int:
         resident: int = psutil.Process(self.process.pid).memory_info().rss
         return resident
+
+    def cpu_seconds(self) -> float:
+        used = psutil.Process(self.process.pid).cpu_times()
+        return float(used.user + used.system)
 
     def context_switches(self) -> int:
         """Of all of its threads: how often it went to sleep."""

@@ -1,5 +1,7 @@
 """What a hostile or broken peer can send, to real control planes."""
 
+import contextlib
+import itertools
 import os
 import pickle
 import random
@@ -25,6 +27,7 @@ from mpkv.control.wire import (
     NotConfirmed,
     Ping,
     Pong,
+    Refuse,
     Release,
     Welcome,
     encode,
@@ -173,6 +176,41 @@ def test_a_peer_cannot_end_the_lease_of_another(source: Plane, raw_peer: Peers) 
     assert isinstance(owner.ask(Confirm(source.instance, 1, grant.lease, 0)), Confirmed)
 
 
+def test_a_claimed_address_does_not_end_whose_it_is(source: Plane, raw_peer: Peers) -> None:
+    owner, other = raw_peer(source.address, "owner"), raw_peer(source.address, "other")
+    assert isinstance(owner.hello("10.0.0.1:1"), Welcome)
+    grant = owner.ask(ask(source, 1))
+    assert isinstance(grant, Grant)
+    foreign = msgspec.structs.replace(COMPATIBILITY, model="another")
+    for compatibility, instance in ((foreign, "other"), (foreign, "owner"), (COMPATIBILITY, "x")):
+        assert isinstance(
+            other.ask(Hello(instance, "raw", "10.0.0.1:1", compatibility, 0)), Refuse | Welcome
+        )
+        assert source.pins() == 4
+    wait_for(lambda: "both say that they are reached at 10.0.0.1:1" in source.log(), "the clash")
+    # A ping of ours may have been on its way; the owner's lease is untouched.
+    owner.send(Confirm(source.instance, 1, grant.lease, 0))
+    answer = owner.receive()
+    while isinstance(answer, Pong):
+        answer = owner.receive()
+    assert answer == Confirmed(1, grant.lease)
+
+
+def test_a_peer_that_is_silent_for_long_gives_its_address_up(
+    source: Plane, raw_peer: Peers
+) -> None:
+    owner, successor = raw_peer(source.address, "owner"), raw_peer(source.address, "successor")
+    assert isinstance(owner.hello("10.0.0.1:1"), Welcome)
+    assert isinstance(owner.ask(ask(source, 1)), Grant)
+    owner.close()
+
+    def taken_over() -> bool:
+        assert isinstance(successor.hello("10.0.0.1:1"), Welcome)
+        return source.pins() == 0
+
+    wait_for(taken_over, "the address", 2.0)
+
+
 def test_what_a_peer_can_pin_is_bounded_in_amount_and_time(source: Plane, raw_peer: Peers) -> None:
     many = keys("many", 200)
     source.store(many)
@@ -201,7 +239,7 @@ def test_a_flood_does_not_starve_another_peer(
     assert isinstance(flood.hello(), Welcome)
     sent = 0
     resident = source.resident_bytes()
-    for _ in range(30):
+    for _ in range(8):
         # As much as the sockets take: asks of many keys whose answers are never read.
         while sent < 20_000:
             try:
@@ -217,18 +255,45 @@ def test_a_flood_does_not_starve_another_peer(
 
 
 def test_an_endless_message_is_bounded(source: Plane, raw_peer: Peers) -> None:
-    with socket.create_connection(("127.0.0.1", source.port)) as endless:
-        endless.settimeout(10.0)
-        # ZMTP by hand: libzmq's own sender would hold the frames back to the end.
-        greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
-        ready = b"\x05READY\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
-        endless.sendall(greeting + bytes([4, len(ready)]) + ready)
-        with pytest.raises(ConnectionError):
-            send_frames_without_end(endless)
+    with open_zmtp(source.port) as endless, pytest.raises(ConnectionError):
+        send_frames_without_end(endless)
     good = raw_peer(source.address, "good")
     assert isinstance(good.hello("10.0.0.2:1"), Welcome)
     assert isinstance(good.ask(ask(source, 1)), Grant)
     assert source.resident_bytes() < 1 << 29
+
+
+def test_more_long_messages_than_there_is_memory_for_cost_connections_only(
+    source: Plane, start: Callable[..., Plane]
+) -> None:
+    destination = start("destination", deadline_s=5.0)
+    destination.wait_ready()
+    assert destination.fetch(source.address, WANTED) == [0, 1, 2, 3]
+    with contextlib.ExitStack() as stack:
+        floods = [stack.enter_context(open_zmtp(source.port)) for _ in range(40)]
+        piece = b"\x03" + struct.pack(">Q", 1 << 20) + bytes(1 << 20)
+        # Each message is never finished, so that nothing of it can be taken.
+        with pytest.raises(ConnectionError):
+            send_in_turn(floods, piece)
+    wait_for(lambda: source.count("floods_cut") > 0, "the cut")
+    wait_for(lambda: destination.fetch(source.address, WANTED) == [0, 1, 2, 3], "the peer again")
+    assert source.process.poll() is None
+    wait_for(lambda: source.resident_bytes() < 1 << 28, "the memory to be given back")
+
+
+def send_in_turn(connections: list[socket.socket], piece: bytes) -> None:
+    for connection in itertools.islice(itertools.cycle(connections), 4096):
+        connection.sendall(piece)
+
+
+def open_zmtp(port: int) -> socket.socket:
+    """ZMTP by hand: libzmq's own sender would hold frames back to the end."""
+    connection = socket.create_connection(("127.0.0.1", port))
+    connection.settimeout(10.0)
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+    ready = b"\x05READY\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
+    connection.sendall(greeting + bytes([4, len(ready)]) + ready)
+    return connection
 
 
 def send_frames_without_end(connection: socket.socket) -> None:

@@ -1,11 +1,17 @@
-"""Which peers an initiator is told of, and what becomes of one that hangs."""
+"""Which peers an initiator is told of, and whose fault it is when one hangs or dies."""
 
 from collections.abc import Iterator
 
 import msgspec
 import pytest
 
-from mpkv.control.initiators import HANGING_BACKOFF_S, REGISTER_S, Initiators, State
+from mpkv.control.initiators import (
+    CULPRIT_BACKOFF_S,
+    REGISTER_BACKOFF_S,
+    REGISTER_S,
+    Initiators,
+    State,
+)
 from mpkv.control.wire import Welcome
 from mpkv.memory import Ledger
 from mpkv.messages import AddPeer, Read, RemovePeer, ToInitiator
@@ -51,41 +57,52 @@ def initiators() -> Iterator[Initiators]:
     ledger.close()
 
 
+def add(initiators: Initiators, *names: str, at: float = 0.0) -> None:
+    for name in names:
+        initiators.add(welcome(name), f"{name}.example:7710", at)
+
+
+def state(initiators: Initiators, name: str, at: float) -> State:
+    registration = initiators.registration(name, at)
+    assert registration is not None
+    return registration.state
+
+
 def test_peers_wait_for_the_initiator_and_each_new_one_gets_them_all(
     initiators: Initiators,
 ) -> None:
-    initiators.add(welcome("a"), 0.0)
+    add(initiators, "a")
     first, second = Process(), Process()
     initiators.adopt(first, 0.0)
     assert not initiators.usable
     assert first.told == []
     initiators.ready(0.0)
-    initiators.add(welcome("b"), 0.0)
-    initiators.add(welcome("b"), 0.0)
+    add(initiators, "b", "b")
+    # One at a time.
+    assert first.added() == ["a"]
+    assert initiators.added("a", 0.0)
     assert first.added() == ["a", "b"]
-    assert initiators.added("a")
     initiators.remove("b")
     assert first.told[-1] == RemovePeer("b")
-    assert not initiators.added("b")
+    assert not initiators.added("b", 0.0)
     initiators.adopt(second, 1.0)
     assert first.closed
     initiators.ready(1.0)
     assert second.added() == ["a"]
-    registration = initiators.registration("a", 1.0)
-    assert registration is not None
-    assert registration.state is State.ADDING
+    assert state(initiators, "a", 1.0) is State.ADDING
 
 
 def test_a_full_ring_delays_peers_and_refuses_reads(initiators: Initiators) -> None:
     process = Process(room=1)
     initiators.adopt(process, 0.0)
     initiators.ready(0.0)
-    for name in "abc":
-        initiators.add(welcome(name), 0.0)
+    add(initiators, "a", "b", "c")
+    initiators.added("a", 0.0)
     assert process.added() == ["a"]
     assert not initiators.read(Read(1, "a", b"", b""))
     process.room = 100
     initiators.tick(0.1)
+    initiators.added("b", 0.1)
     assert process.added() == ["a", "b", "c"]
     assert initiators.read(Read(1, "a", b"", b""))
 
@@ -96,23 +113,76 @@ def test_the_peer_in_which_an_initiator_hangs_does_not_hang_the_next(
     process, successor = Process(), Process()
     initiators.adopt(process, 0.0)
     initiators.ready(0.0)
-    for at, name in enumerate("abc"):
-        initiators.add(welcome(name), float(at))
-    assert initiators.added("a")
+    add(initiators, "a", "b", "c")
+    assert initiators.added("a", 1.0)
     assert initiators.tick(2.0) == 1.0 + REGISTER_S
     hung_at = 1.1 + REGISTER_S
     initiators.tick(hung_at)
     assert process.killed
     assert not initiators.usable
+    assert initiators.expected(hung_at)
     initiators.adopt(successor, 20.0)
     initiators.ready(20.0)
+    initiators.added("a", 20.0)
+    initiators.added("c", 20.0)
     assert successor.added() == ["a", "c"]
-    registration = initiators.registration("b", 20.0)
-    assert registration is not None
-    assert registration.state is State.FAILED
+    assert state(initiators, "b", 20.0) is State.FAILED
     # Later somebody may try once more.
-    initiators.registration("b", hung_at + HANGING_BACKOFF_S)
+    initiators.registration("b", hung_at + CULPRIT_BACKOFF_S)
     assert successor.added() == ["a", "c", "b"]
+
+
+def test_the_peer_of_which_initiators_die_is_tried_last_and_then_left_alone(
+    initiators: Initiators,
+) -> None:
+    processes = [Process() for _ in range(3)]
+    initiators.adopt(processes[0], 0.0)
+    initiators.ready(0.0)
+    add(initiators, "evil", "a", "b")
+    initiators.gone(0.1)
+    assert not initiators.expected(0.1)
+    # A death may be a chance: one more try, but after everybody else.
+    initiators.adopt(processes[1], 2.0)
+    initiators.ready(2.0)
+    for name in ("a", "b"):
+        assert initiators.added(name, 2.0)
+    assert processes[1].added() == ["a", "b", "evil"]
+    initiators.gone(2.1)
+    assert state(initiators, "evil", 2.1) is State.FAILED
+    # Its next life, at the same address, is not trusted any sooner.
+    initiators.remove("evil")
+    initiators.add(welcome("evil2"), "evil.example:7710", 3.0)
+    initiators.adopt(processes[2], 4.0)
+    initiators.ready(4.0)
+    for name in ("a", "b"):
+        assert initiators.added(name, 4.0)
+    assert processes[2].added() == ["a", "b"]
+    assert state(initiators, "evil2", 2.0 + CULPRIT_BACKOFF_S) is State.FAILED
+    assert state(initiators, "evil2", 2.1 + CULPRIT_BACKOFF_S) is State.ADDING
+    assert initiators.added("evil2", 130.0)
+
+
+def test_an_initiator_ended_on_purpose_blames_nobody(initiators: Initiators) -> None:
+    first, second = Process(), Process()
+    initiators.adopt(first, 0.0)
+    initiators.ready(0.0)
+    add(initiators, "a")
+    initiators.kill("a READ failed", 0.1)
+    initiators.adopt(second, 0.2)
+    initiators.ready(0.2)
+    assert second.added() == ["a"]
+
+
+def test_who_died_once_by_chance_is_soon_tried_again(initiators: Initiators) -> None:
+    first, second = Process(), Process()
+    initiators.adopt(first, 0.0)
+    initiators.ready(0.0)
+    add(initiators, "a")
+    initiators.gone(0.1)
+    initiators.adopt(second, 0.3)
+    initiators.ready(0.3)
+    assert second.added() == []
+    assert state(initiators, "a", 0.1 + REGISTER_BACKOFF_S) is State.ADDING
 
 
 def test_a_peer_that_stopped_working_is_added_again_after_a_while(
@@ -121,8 +191,8 @@ def test_a_peer_that_stopped_working_is_added_again_after_a_while(
     process = Process()
     initiators.adopt(process, 0.0)
     initiators.ready(0.0)
-    initiators.add(welcome("a"), 0.0)
-    assert initiators.added("a")
+    add(initiators, "a")
+    assert initiators.added("a", 0.0)
     assert initiators.failed("a", "connection lost", 5.0)
     for now, times in ((5.5, 1), (6.5, 2)):
         initiators.registration("a", now)

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from mpkv.control.leases import MAX_LEASES_PER_PEER, REMEMBERED, Leases
-from mpkv.control.wire import Loss
+from mpkv.control.leases import REMEMBERED, Leases
+from mpkv.control.wire import MAX_LEASES, Loss
 from mpkv.memory import FILLING, Ledger
 from tests.control.common import KEY_SIZE, keys
 
@@ -128,7 +128,7 @@ def test_quotas(desk: Desk) -> None:
 
 
 def test_the_number_of_leases_of_a_peer_is_bounded(desk: Desk) -> None:
-    for ask in range(MAX_LEASES_PER_PEER):
+    for ask in range(MAX_LEASES):
         assert desk.leases.room("p")
         desk.leases.open("p", ask, b"", 0, 1000, now=0.0)
     assert desk.leases.room("p") == 0

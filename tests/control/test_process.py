@@ -1,6 +1,8 @@
 """The process itself: its start, its port, its end."""
 
+import contextlib
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -8,6 +10,7 @@ import sys
 from collections.abc import Callable
 
 import msgspec
+import pytest
 
 from mpkv.messages import CancelPull, InitiatorUp
 from tests.control.common import ROOT, keys, wait_for
@@ -100,20 +103,51 @@ def test_nothing_of_the_engine_is_taken_while_its_ring_is_full(start: Start) -> 
     assert plane.ledger.counts()["landing"] == 0
 
 
-def test_an_initiator_that_cannot_be_used_is_an_error_and_the_next_one_serves(
-    start: Start,
+@pytest.mark.parametrize(
+    ("body", "count"),
+    [
+        (b"junk", 4),
+        (msgspec.msgpack.encode(InitiatorUp(1)), 4),
+        # What the kernel delivers when no descriptor is left.
+        (msgspec.msgpack.encode(InitiatorUp(1)), 1),
+    ],
+)
+def test_an_initiator_that_cannot_be_used_ends_it_so_that_it_is_replaced(
+    start: Start, body: bytes, count: int
 ) -> None:
-    source, plane = start("source"), start("plane", initiator=False)
+    plane = start("plane", initiator=False)
+    plane.wait_ready()
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    socket.send_fds(plane.supervisor, [body], [null] * count)
+    os.close(null)
+    assert plane.process.wait(5.0) == 1
+    (error,) = [line for line in plane.log().splitlines() if " ERROR " in line]
+    assert "cannot be used" in error
+
+
+def test_a_flood_of_connections_leaves_descriptors_for_the_rest(start: Start) -> None:
+    source, plane = start("source"), start("plane")
     source.wait_ready()
     plane.wait_ready()
     source.store(WANTED)
-    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    for body, count in ((b"junk", 4), (msgspec.msgpack.encode(InitiatorUp(1)), 4), (b"junk", 1)):
-        socket.send_fds(plane.supervisor, [body], [null] * count)
-    os.close(null)
-    wait_for(lambda: plane.log().count("cannot be used") == 3, "the errors")
-    plane.new_initiator()
-    wait_for(lambda: plane.fetch(source.address, WANTED) == [0, 1, 2], "a pull")
+    resource.prlimit(plane.process.pid, resource.RLIMIT_NOFILE, (256, 256))
+    with contextlib.ExitStack() as connections:
+        for _ in range(300):
+            flood = connections.enter_context(socket.socket())
+            flood.setblocking(False)
+            flood.connect_ex(("127.0.0.1", plane.port))
+        wait_for(lambda: "no more are taken" in plane.log(), "the gate to shut")
+        assert len(os.listdir(f"/proc/{plane.process.pid}/fd")) < 200
+        # Neither a new initiator nor pulls suffer.
+        plane.new_initiator()
+        wait_for(lambda: "initiator2 is ready" in plane.log(), "the new initiator")
+        assert plane.fetch(source.address, WANTED) == [0, 1, 2]
+        # Nor does it turn for what it does not accept.
+        before, pings = plane.cpu_seconds(), source.count("pings")
+        wait_for(lambda: source.count("pings") >= pings + 2, "two heartbeats")
+        assert plane.cpu_seconds() - before < 0.3
+    plane.store(WANTED)
+    wait_for(lambda: source.fetch(plane.address, WANTED) == [0, 1, 2], "the gate to open")
 
 
 def test_a_ledger_of_another_tier_is_refused_with_one_error(start: Start) -> None:

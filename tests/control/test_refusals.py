@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from mpkv.control.compare import describe, differences
+from mpkv.control.compare import describe, differences, nixl_version
 from mpkv.control.wire import PROTOCOL, Busy, Difference, Hello, Refuse, Welcome
 from mpkv.messages import MissReason, PullFailed
 from tests.control.common import COMPATIBILITY, keys, wait_for
@@ -137,6 +137,26 @@ def test_another_protocol_is_refused_by_name_on_both_sides(
     assert answer.reason is MissReason.REFUSED
     assert "'mpkv/999'" in answer.detail
     assert PROTOCOL.decode() in answer.detail
+
+
+def test_another_minor_version_of_nixl_is_refused_by_name(
+    start: Start, raw_peer: Callable[..., RawPeer]
+) -> None:
+    plane = start("plane")
+    plane.wait_ready()
+    ours = nixl_version()
+    major, minor, *_ = ours.split(".")
+    same, other = f"{major}.{minor}.99", f"{major}.{int(minor) + 1}.0"
+    peer = raw_peer(plane.address)
+    for version, kind in ((same, Welcome), ("", Welcome), (other, Refuse)):
+        answer = peer.ask(Hello("raw", "raw", "127.0.0.1:1", COMPATIBILITY, 0, version))
+        assert isinstance(answer, kind)
+    assert isinstance(answer, Refuse)
+    assert answer.differing == (Difference("nixl", ours, other),)
+    sentence = describe(answer.differing, "destination")
+    assert sentence.startswith(f"nixl is '{other}' here and '{ours}' there")
+    assert "same version of NIXL" in sentence
+    wait_for(lambda: f"nixl is '{ours}' here" in plane.log(), "the source's log")
 
 
 def test_blocks_of_another_size_are_refused_whatever_the_source_thinks(

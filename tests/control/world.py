@@ -15,6 +15,7 @@ import random
 from collections import deque
 
 from mpkv.control.client import Destination
+from mpkv.control.names import Names
 from mpkv.control.server import Source
 from mpkv.control.wire import PROTOCOL, ToDestination, ToSource, encode
 from mpkv.memory import FILLING, LANDING, Ledger, block_ids
@@ -73,6 +74,7 @@ class World:
             start_message("d", "d-1", DESTINATION_BLOCKS),
             self.destination_view,
             self,
+            Names(lambda: None),
             self.to_engine,
             1 << 20,
             self.destination_view.counters("control"),
@@ -92,15 +94,15 @@ class World:
 
     # --- the network, as the destination's sessions see it ---------------------------------
 
-    def connect(self, address: str) -> bytes:
-        assert address == ADDRESS
+    def connect(self, endpoint: str) -> bytes:
+        assert endpoint == ADDRESS
         self.routes += 1
         self.connections += 1
         self.route = b"route-%d" % self.routes
         return self.route
 
-    def disconnect(self, address: str, route: bytes) -> None:
-        assert route == self.route
+    def disconnect(self, endpoint: str) -> None:
+        assert endpoint == ADDRESS
         self.route = b""
         self.to_source.clear()
         self.to_destination.clear()
