@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from mpkv_cli.bench.against import NOTHING, VLLM_P2P
+
 if TYPE_CHECKING:
     from mpkv_cli.bench.progress import Progress
     from mpkv_cli.bench.result import Result
@@ -41,6 +43,16 @@ def _report_options(command: Function) -> Function:
 def _quick(command: Function) -> Function:
     text = "A short run with tiny parameters: shows that it works."
     return click.option("--quick", is_flag=True, help=text)(command)
+
+
+def _against(command: Function) -> Function:
+    return click.option(
+        "--against",
+        type=click.Choice((VLLM_P2P, NOTHING)),
+        default=VLLM_P2P,
+        show_default=True,
+        help="What mpkv is compared with in the same run.",
+    )(command)
 
 
 def _run(
@@ -83,6 +95,7 @@ def _run(
     show_default=True,
     help="The share of a step that is pure Python.",
 )
+@_against
 @_quick
 @_report_options
 def lookup(
@@ -91,23 +104,31 @@ def lookup(
     asks: int,
     step_s: float,
     held: float,
+    against: str,
     quick: bool,
     as_json: bool,
     plot: Path | None,
 ) -> None:
     """How long a grant takes, the source idle and busy."""
     from mpkv_cli.bench.lookup import measure
+    from mpkv_cli.bench.lookup_vllm import rival_named
 
     if quick:
-        keys, turns, asks, step_s = (16, 64), 1, 5, 0.02
-    _run(
-        "lookup",
-        lambda progress: measure(
-            keys=keys, turns=turns, asks=asks, step_s=step_s, held=held, progress=progress
-        ),
-        as_json,
-        plot,
-    )
+        keys, turns, asks, step_s, against = (16, 64), 1, 5, 0.02, NOTHING
+
+    def beside_rival(progress: "Progress") -> "Result":
+        with rival_named(against, max(keys), progress) as rival:
+            return measure(
+                keys=keys,
+                turns=turns,
+                asks=asks,
+                step_s=step_s,
+                held=held,
+                progress=progress,
+                rival=rival,
+            )
+
+    _run("lookup", beside_rival, as_json, plot)
 
 
 @bench.command()
@@ -297,13 +318,7 @@ def scale(quick: bool, as_json: bool, plot: Path | None, **options: Any) -> None
     help="Which engine is busy; default: each in turn.",
 )
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True)
-@click.option(
-    "--against",
-    type=click.Choice(("vllm-p2p", "nothing")),
-    default="vllm-p2p",
-    show_default=True,
-    help="What mpkv is compared with, on equal engines.",
-)
+@_against
 @click.option(
     "--saturating-tokens",
     type=click.IntRange(512, 32_000),
@@ -327,7 +342,7 @@ def e2e(quick: bool, as_json: bool, plot: Path | None, **options: Any) -> None:
     from mpkv_cli.bench.e2e import Plan, measure
 
     if quick:
-        options |= {"repeats": 1, "against": "nothing", "saturating_tokens": 1024}
+        options |= {"repeats": 1, "against": NOTHING, "saturating_tokens": 1024}
     _run("e2e", lambda progress: measure(Plan(**options), progress), as_json, plot)
 
 

@@ -7,7 +7,8 @@ same load. Each is started alone, since four engines would share the cores of tw
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mpkv_cli.bench.e2e_engines import DESTINATION_STEP_TOKENS, MPKV, VLLM_P2P, Pair, make_pair
+from mpkv_cli.bench.against import VLLM_P2P, require_vllm
+from mpkv_cli.bench.e2e_engines import DESTINATION_STEP_TOKENS, MPKV, Pair, make_pair
 from mpkv_cli.bench.e2e_load import Saturation
 from mpkv_cli.bench.e2e_report import make_result
 from mpkv_cli.bench.e2e_samples import BUSY, IDLE, LOCAL_HIT, SATURATED, Sample, ask
@@ -51,6 +52,7 @@ class _Found:
 
 
 def measure(plan: Plan, progress: Progress) -> Result:
+    require_vllm()
     found = _Found()
     systems = (MPKV, VLLM_P2P) if plan.against == VLLM_P2P else (MPKV,)
     for system in systems:

@@ -18,7 +18,7 @@ from mpkv_cli.demo.replica import Replica
 from mpkv_cli.serve import ServeCommand, kv_transfer_config, serve_command
 from mpkv_cli.tiny_model import make_tiny_model
 
-MPKV, VLLM_P2P = "mpkv", "vllm-p2p"
+MPKV = "mpkv"
 
 # The source's steps are as long as in the demo; the destination's are small, so that
 # prefills saturate it for long.
@@ -62,15 +62,15 @@ class Engine(Replica):
 
     def __init__(self, cluster: Cluster, node: Node, system: str, log: Path, trace: str) -> None:
         super().__init__(cluster, node, log)
-        self._command = _with_connector(
+        self.command = _with_connector(
             serve_command(cluster, node, (), trace), connector(system, cluster, node, trace)
         )
 
     def start(self) -> None:
         with self.log.open("wb") as output:
             self._process = subprocess.Popen(
-                self._command.argv,
-                env=self._command.environment(),
+                self.command.argv,
+                env=self.command.environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mpkv_cli.bench.e2e_engines import DESTINATION_STEP_TOKENS, MPKV, SOURCE_STEP_TOKENS, VLLM_P2P
+from mpkv_cli.bench.against import VLLM_P2P
+from mpkv_cli.bench.e2e_engines import DESTINATION_STEP_TOKENS, MPKV, SOURCE_STEP_TOKENS
 from mpkv_cli.bench.e2e_samples import BUSY, IDLE, LOCAL_HIT, SATURATED, Sample, of
 from mpkv_cli.bench.result import Chart, Result, Table, series
 from mpkv_cli.bench.summary import Summary, summarize

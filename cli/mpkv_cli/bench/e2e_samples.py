@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mpkv_cli.bench.e2e_engines import MPKV, VLLM_P2P, Pair
+from mpkv_cli.bench.against import VLLM_P2P
+from mpkv_cli.bench.e2e_engines import MPKV, Pair
 from mpkv_cli.demo.client import Answer, Metrics, Prompt
 from mpkv_cli.demo.measure import ANSWER_TOKENS, REQUEST_S, grown, mean, poll, reusable_tokens
 
