@@ -137,13 +137,9 @@ class Probe:
         return encode(ask), len(encode(granted.grant))
 
     def _greet(self) -> Welcome:
-        hello = Hello(
-            f"{self._name}-{time.monotonic_ns()}",
-            self._name,
-            self._name,
-            compatibility(self._block_bytes),
-            0,
-        )
+        # Of its own, like its instance: who comes with another's address replaces that one.
+        own = f"{self._name}-{time.monotonic_ns()}"
+        hello = Hello(own, self._name, own, compatibility(self._block_bytes), 0)
         until = time.monotonic() + GREET_S
         while time.monotonic() < until:
             self._send(hello)
