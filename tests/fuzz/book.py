@@ -8,6 +8,7 @@ import msgspec
 from hypothesis import strategies as st
 from msgspec import Struct
 
+from mpkv.memory import block_ids
 from mpkv.messages import MissReason, Pull, Pulled, PullFailed, SlotsReturned, ToControl
 from tests.engine.test_pull_book import BLOCKS, Book
 from tests.fuzz.explore import explore
@@ -18,7 +19,7 @@ REQUESTS = 4
 KEYS = [make_keys(f"prompt {number}", 5) for number in range(REQUESTS)]
 
 _pulls = st.integers(1, 6) | numbers
-_times = st.floats(allow_nan=True, allow_infinity=True)
+_times = st.just(1e18)
 # The slots of the first allocations of a fresh ledger, and others.
 _slots = st.lists(st.integers(0, 6), max_size=6).map(
     lambda blocks: b"".join(((1 << 32) + block).to_bytes(8, "little") for block in blocks)
@@ -28,6 +29,8 @@ _records: st.SearchStrategy[Struct] = st.one_of(
     st.builds(PullFailed, _pulls, st.sampled_from(MissReason), texts, st.booleans()),
     st.builds(SlotsReturned, _pulls),
 )
+# About real pulls: slots of the one for some keys of the other.
+_lies = st.tuples(st.integers(0, 3), st.integers(0, 3), packed(4, 4))
 _requests = st.integers(0, REQUESTS - 1)
 _steps = st.one_of(
     st.tuples(st.just("start"), _requests),
@@ -37,50 +40,75 @@ _steps = st.one_of(
     st.tuples(st.just("reset"), st.just(0)),
     st.tuples(st.just("replace"), st.just(0)),
     st.tuples(st.just("answer"), st.integers(0, 5)),
-    st.tuples(st.just("say"), bytes_of(_records)),
+    st.tuples(st.just("lie"), _lies),
     st.tuples(st.just("say"), bytes_of(_records)),
 )
-_histories = st.lists(_steps, max_size=30)
+Argument = int | bytes | tuple[int, int, bytes]
+_histories = st.lists(_steps, min_size=8, max_size=40)
 
 
-def _step(book: Book, what: str, argument: int | bytes) -> None:
-    if isinstance(argument, bytes):
-        book.supervisor.answers.push(argument)
-    elif what == "start":
-        book.start(f"r{argument}", KEYS[argument])
-    elif what == "finish":
-        book.pulls.finished(f"r{argument}")
-    elif what == "look up":
-        if not book.pulls.pending(f"r{argument}"):
-            book.pulls.looked_up(f"r{argument}")
-    elif what == "reset":
-        book.ledger.set_epoch(book.ledger.epoch + 1)
-        book.pulls.cache_reset()
-        book.ledger.drop_ready()
-    elif what == "replace":
-        book.supervisor.next_generation()
-    elif what == "answer":
-        _answer_truly(book, argument)
-    book.pulls.drain()
-    book.pulls.start_waiting()
+class Told(Book):
+    """A book whose control plane remembers what it was told."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[Pull] = []
+        # The latest pull that each block was given to.
+        self._owners: dict[int, Pull] = {}
 
-def _answer_truly(book: Book, count: int) -> None:
-    """What a sane control plane says of the next pull."""
-    record = book.supervisor.pulls.pop()
-    message = msgspec.msgpack.decode(record, type=ToControl) if record is not None else None
-    if isinstance(message, Pull):
-        book.supervisor.say_pulled(message, count)
+    def step(self, what: str, argument: Argument) -> None:
+        if isinstance(argument, bytes):
+            self.supervisor.answers.push(argument)
+        elif isinstance(argument, tuple):
+            self._lie(*argument)
+        elif what == "start":
+            self.start(f"r{argument}", KEYS[argument])
+        elif what == "finish":
+            self.pulls.finished(f"r{argument}")
+        elif what == "look up":
+            if not self.pulls.pending(f"r{argument}"):
+                self.pulls.looked_up(f"r{argument}")
+        elif what == "reset":
+            self.ledger.set_epoch(self.ledger.epoch + 1)
+            self.pulls.cache_reset()
+            self.ledger.drop_ready()
+        elif what == "replace":
+            self.supervisor.next_generation()
+            self.open.clear()
+        elif what == "answer" and self.open:
+            self.supervisor.say_pulled(self.open.pop(0), argument)
+        self.pulls.drain()
+        self.pulls.start_waiting()
+        self._listen()
 
-
-def _examine(history: list[tuple[str, int | bytes]]) -> None:
-    book = Book()
-    for what, argument in history:
-        _step(book, what, argument)
-        counts = book.ledger.counts()
+    def check(self) -> None:
+        """What it believes, it was told of slots and keys that belong together."""
+        counts = self.ledger.counts()
         assert counts["landing"] + counts["engine_pins"] <= BLOCKS // 4
-        # Told or true, a hit is of a key that some request has asked for.
-        assert counts["ready"] <= sum(len(keys) for keys in KEYS)
+        for key in (key for keys in KEYS for key in keys):
+            block = self.ledger.find(key)
+            assert block < 0 or key in self._owners[block].groups[0].keys
+
+    def _listen(self) -> None:
+        while (record := self.supervisor.pulls.pop()) is not None:
+            message = msgspec.msgpack.decode(record, type=ToControl)
+            if isinstance(message, Pull):
+                self.open.append(message)
+                for block in memoryview(block_ids(message.slots)).cast("I"):
+                    self._owners[block] = message
+
+    def _lie(self, about: int, by: int, indexes: bytes) -> None:
+        if len(self.open) > max(about, by):
+            pull, slots = self.open[about], self.open[by].slots[: 2 * len(indexes)]
+            now = pull.started
+            self.supervisor.say(Pulled(pull.pull, indexes, slots, now, now, now))
+
+
+def _examine(history: list[tuple[str, Argument]]) -> None:
+    book = Told()
+    for what, argument in history:
+        book.step(what, argument)
+        book.check()
     for request in range(REQUESTS):
         book.pulls.finished(f"r{request}")
     book.supervisor.next_generation()

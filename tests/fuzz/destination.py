@@ -24,6 +24,7 @@ from mpkv.control.wire import (
     Welcome,
     decode_to_destination,
     decode_to_source,
+    pack_runs,
 )
 from mpkv.errors import WireRefused
 from mpkv.messages import Pulled
@@ -34,7 +35,7 @@ from tests.fuzz.explore import explore
 from tests.fuzz.shapes import bytes_of, numbers, packed, texts
 
 WANTED = keys("wanted", 4)
-DEADLINE_S = 0.3
+DEADLINE_S = 0.15
 GROWTH_BYTES = 64 << 20
 
 # Stand for the latest ask and for its lease; replaced just before a message is sent.
@@ -47,6 +48,10 @@ _blocks = st.sampled_from([b"", bytes(16), bytes(8)]) | packed(4, 64)
 _instances = st.sampled_from(["a source", "a source", "a source", "its next life"]) | texts
 _differing = st.lists(st.builds(Difference, texts, texts, texts), max_size=2).map(tuple)
 _sizes = st.sampled_from([BLOCK_BYTES, BLOCK_BYTES, 4097, 0, -1, 1 << 40])
+# Well-formed and untrue: of keys that were not asked for, twice, or in no order.
+_untrue = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=4).map(
+    lambda runs: Grant(ASK, LEASE, pack_runs(runs), bytes(4 * sum(n for _, n in runs)), 0)
+)
 _messages: st.SearchStrategy[Struct] = st.one_of(
     st.builds(
         Welcome, _instances, texts, texts, st.binary(max_size=40), numbers,
@@ -55,18 +60,23 @@ _messages: st.SearchStrategy[Struct] = st.one_of(
     st.builds(Refuse, _instances, texts, _differing, texts),
     st.builds(Busy, _instances, texts),
     st.builds(Grant, _asks, _leases, _runs, _blocks, st.just(0) | numbers),
+    _untrue,
     st.builds(Denied, _instances, _asks, st.sampled_from(Denial), texts),
     st.builds(Confirmed, _asks, _leases),
     st.builds(NotConfirmed, _asks, _leases, st.sampled_from(Loss)),
     st.builds(Pong, _instances, numbers),
 )  # fmt: skip
 _welcome = Welcome("a source", "n", "a source.target", b"md", 0, 64, BLOCK_BYTES, 0)
-_behave = st.none()
-_answers = st.lists(st.one_of(_behave, _messages, bytes_of(_messages)), max_size=4)
-# What each message of the destination is answered with, in order; after that the source behaves.
-_scripts = st.lists(_answers, max_size=6)
-
 Answers = list[Struct | bytes | None]
+
+_behave = st.none()
+_answers: st.SearchStrategy[Answers] = st.lists(
+    st.one_of(_behave, _messages, bytes_of(_messages)), max_size=4
+)
+# What each message of the destination is answered with, in order; after that the source behaves.
+_scripts: st.SearchStrategy[list[Answers]] = st.one_of(
+    st.lists(_answers, max_size=6), _untrue.map(lambda grant: [[None], [grant]])
+)
 
 
 class Hostile:

@@ -23,17 +23,18 @@ def explore(
 ) -> int:
     """Call `examine` with examples until the time is up; return how many there were."""
     until = time.monotonic() + seconds
+    shrink_until = 0.0
     examined = 0
 
     def attempt(example: Example) -> None:
-        nonlocal examined, until
-        if time.monotonic() > until:
+        nonlocal examined, shrink_until
+        if time.monotonic() > (shrink_until or until):
             return
         examined += 1
         try:
             examine(example)
         except BaseException:
-            until = max(until, time.monotonic() + SHRINK_S)
+            shrink_until = shrink_until or time.monotonic() + SHRINK_S
             raise
 
     rounds = 0

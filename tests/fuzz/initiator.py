@@ -10,20 +10,33 @@ from tests.fuzz.explore import explore
 from tests.fuzz.shapes import bytes_of, numbers, packed, texts
 from tests.registration.harness import Initiator, Target
 
-_texts = st.sampled_from(["a peer", "another"]) | texts
-# NIXL's own parser of metadata is not asked here: what it does not refuse may end the process.
-_records: st.SearchStrategy[Struct] = st.one_of(
-    st.builds(Read, st.integers(1 << 32, 1 << 33), _texts, packed(4, 80), packed(4, 80)),
-    st.builds(RemovePeer, _texts),
-    st.builds(AddPeer, _texts, _texts, st.just(b""), numbers, numbers, st.just(65536) | numbers),
-)
-_sequences = st.lists(bytes_of(_records), max_size=10)
+BLOCKS = 64
+BLOCK_BYTES = 65536
+# Above what the harness counts its own READs by.
+FIRST_READ = 1 << 32
+
+
+def _sequences(target: str) -> st.SearchStrategy[list[bytes]]:
+    peers = st.just("another") | texts
+    read = st.builds(
+        Read,
+        st.integers(FIRST_READ, FIRST_READ + 100),
+        st.just(target) | peers,
+        packed(4, BLOCKS + 4),
+        packed(4, BLOCKS + 4),
+    )
+    # NIXL's own parser of metadata is not asked here: what it does not refuse may end the process.
+    add = st.builds(
+        AddPeer, peers, peers, st.just(b""), numbers, numbers, st.just(BLOCK_BYTES) | numbers
+    )
+    records: st.SearchStrategy[Struct] = st.one_of(read, read, st.builds(RemovePeer, peers), add)
+    return st.lists(bytes_of(records), max_size=10)
 
 
 def run(seconds: float, seed: int) -> int:
     with contextlib.ExitStack() as stack:
-        target = stack.enter_context(contextlib.closing(Target()))
-        initiator = stack.enter_context(contextlib.closing(Initiator()))
+        target = stack.enter_context(contextlib.closing(Target(BLOCKS, BLOCK_BYTES)))
+        initiator = stack.enter_context(contextlib.closing(Initiator(BLOCKS, BLOCK_BYTES)))
         initiator.add(target)
 
         def examine(records: list[bytes]) -> None:
@@ -33,4 +46,4 @@ def run(seconds: float, seed: int) -> int:
             initiator.fetched(target, [3, 5, 7], [2, 4, 6])
             initiator.results.clear()
 
-        return explore(examine, _sequences, seconds, seed)
+        return explore(examine, _sequences(target.instance), seconds, seed)
