@@ -34,9 +34,10 @@ class Stolen:
         self._before = psutil.cpu_times()
 
     def share(self) -> float:
-        spent = [now - before for now, before in zip(psutil.cpu_times(), self._before, strict=True)]
-        stolen: float = psutil.cpu_times().steal - self._before.steal
-        return stolen / max(sum(spent), 0.01)
+        now = psutil.cpu_times()
+        spent: float = sum(now) - sum(self._before)
+        stolen: float = now.steal - self._before.steal
+        return stolen / max(spent, 0.01)
 
 
 def machine_line(machine: dict[str, Any]) -> str:
