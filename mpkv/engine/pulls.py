@@ -11,12 +11,11 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
 
 import msgspec
 
 from mpkv.engine.fit import fit, slots_of
+from mpkv.engine.open_pull import OpenPull, PullMeter
 from mpkv.engine.supervisor import Link, Supervisor
 from mpkv.errors import SegmentRefused
 from mpkv.memory import LANDING, PUBLISHED, Ledger
@@ -44,33 +43,6 @@ RECORDS_PER_CALL = 64
 OVERDUE_S = 2.0
 
 
-class PullMeter(Protocol):
-    """Who counts what becomes of pulls; times are seconds from a pull's start."""
-
-    def lookup_ended(self, seconds: float) -> None: ...
-
-    def pulled(self, peer: str, blocks: int, granted_s: float, confirmed_s: float) -> None: ...
-
-    def missed(self, peer: str, reason: MissReason, detail: str) -> None: ...
-
-
-@dataclass(slots=True)
-class _OpenPull:
-    number: int
-    request: str
-    peer: str
-    groups: tuple[KeyGroup, ...]
-    keys: bytes
-    count: int
-    epoch: int
-    started: float
-    deadline: float
-    slots: bytes = b""
-    generation: int = 0
-    # The request no longer waits: it ended, gave up at its deadline, or never will.
-    settled: bool = False
-
-
 class PullBook:
     """Opens pulls, waits for none of them, and adopts what they bring."""
 
@@ -93,10 +65,10 @@ class PullBook:
         self._claimable = max(ledger.blocks // CLAIM_SHARE, 1)
         self._claimed = 0
         self._numbers = itertools.count(1)
-        self._open: dict[int, _OpenPull] = {}
-        self._held: dict[int, _OpenPull] = {}
-        self._waiting: deque[_OpenPull] = deque()
-        self._by_request: dict[str, _OpenPull] = {}
+        self._open: dict[int, OpenPull] = {}
+        self._held: dict[int, OpenPull] = {}
+        self._waiting: deque[OpenPull] = deque()
+        self._by_request: dict[str, OpenPull] = {}
         self._pins: dict[str, bytes] = {}
         self._adopted_keys: dict[str, bytes | frozenset[bytes]] = {}
         self._identity = b""
@@ -118,7 +90,7 @@ class PullBook:
         groups = fit(groups, self._claimable, self._ledger.key_size)
         keys = groups[0].keys if len(groups) == 1 else b"".join(group.keys for group in groups)
         now = time.monotonic()
-        pull = _OpenPull(
+        pull = OpenPull(
             number=next(self._numbers),
             request=request,
             peer=peer,
@@ -242,7 +214,7 @@ class PullBook:
         self._pins[request] = self._pins.get(request, b"") + slots
         self._claimed += len(slots) // SLOT_BYTES
 
-    def _send(self, pull: _OpenPull) -> None:
+    def _send(self, pull: OpenPull) -> None:
         link = self._supervisor.link
         if link is None:
             self._release(pull)
@@ -267,14 +239,14 @@ class PullBook:
         self._open[pull.number] = pull
         self._trace("pull_started", pull=pull.number, request=pull.request, peer=pull.peer)
 
-    def _settle(self, pull: _OpenPull, reason: MissReason, detail: str) -> None:
+    def _settle(self, pull: OpenPull, reason: MissReason, detail: str) -> None:
         """Answer the request with a miss; its slots are a matter of their own."""
         pull.settled = True
         self._meter.missed(pull.peer, reason, detail)
         self._meter.lookup_ended(time.monotonic() - pull.started)
         self._trace("pull_missed", pull=pull.number, request=pull.request, reason=reason.value)
 
-    def _release(self, pull: _OpenPull) -> None:
+    def _release(self, pull: OpenPull) -> None:
         self._ledger.free(pull.slots)
         self._claimed -= len(pull.slots) // SLOT_BYTES
         pull.slots = b""
@@ -324,7 +296,7 @@ class PullBook:
         else:
             self._fail(pull, message)
 
-    def _fail(self, pull: _OpenPull, message: PullFailed) -> None:
+    def _fail(self, pull: OpenPull, message: PullFailed) -> None:
         if message.slots_held:
             self._held[pull.number] = pull
         else:
@@ -332,7 +304,7 @@ class PullBook:
         if not pull.settled:
             self._settle(pull, message.reason, message.detail)
 
-    def _adopt(self, pull: _OpenPull, message: Pulled) -> None:
+    def _adopt(self, pull: OpenPull, message: Pulled) -> None:
         if pull.epoch != self._ledger.epoch:
             self._release(pull)
             if not pull.settled:
@@ -373,7 +345,7 @@ class PullBook:
             confirmed=message.confirmed,
         )
 
-    def _publish(self, pull: _OpenPull, slots: bytes, keys: bytes) -> None:
+    def _publish(self, pull: OpenPull, slots: bytes, keys: bytes) -> None:
         """Make the blocks READY, pinned while the request has not looked yet."""
         pin = not pull.settled
         results = self._ledger.publish(slots, keys, pin)
@@ -393,7 +365,7 @@ class PullBook:
         if stored:
             self._on_change(stored, b"")
 
-    def _keys_at(self, pull: _OpenPull, packed: bytes) -> bytes | None:
+    def _keys_at(self, pull: OpenPull, packed: bytes) -> bytes | None:
         """The keys at packed indexes; None if an index is out of range."""
         if len(packed) % INDEX_BYTES:
             return None

@@ -1,0 +1,35 @@
+"""What the scheduler's side keeps of one pull, and who counts what becomes of it."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from mpkv.messages import KeyGroup, MissReason
+
+
+class PullMeter(Protocol):
+    """Who counts what becomes of pulls; times are seconds from a pull's start."""
+
+    def lookup_ended(self, seconds: float) -> None: ...
+
+    def pulled(self, peer: str, blocks: int, granted_s: float, confirmed_s: float) -> None: ...
+
+    def missed(self, peer: str, reason: MissReason, detail: str) -> None: ...
+
+
+@dataclass(slots=True)
+class OpenPull:
+    """A pull from its request until nothing of it is left; `slots` are its own."""
+
+    number: int
+    request: str
+    peer: str
+    groups: tuple[KeyGroup, ...]
+    keys: bytes
+    count: int
+    epoch: int
+    started: float
+    deadline: float
+    slots: bytes = b""
+    generation: int = 0
+    # The request no longer waits: it ended, gave up at its deadline, or never will.
+    settled: bool = False
