@@ -25,6 +25,7 @@ test: .venv/.mpkv $(NEXT)/.unpacked
 	@$(BIN)/python -m pytest
 
 # Engines pull from each other while FAULTS faults strike, drawn from SEED; 2,000 by default.
+# With HOSTS=netns each has a network namespace of its own, which needs root.
 chaos: .venv/.mpkv
 	@$(BIN)/python -m tests.chaos
 

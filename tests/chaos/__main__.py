@@ -1,6 +1,7 @@
 """`python -m tests.chaos`: FAULTS and SEED in the environment; status 0 only when clean.
 
-Logs of the engines are kept when something was found, or with KEEP_LOGS=1.
+HOSTS=netns puts each engine into a network namespace of its own, with UCX over TCP. Logs
+of the engines are kept when something was found, or with KEEP_LOGS=1.
 """
 
 import asyncio
@@ -11,23 +12,41 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.chaos.network import Loopback
+from tests.chaos.namespaces import Namespaces
+from tests.chaos.network import Loopback, Network
 from tests.chaos.runner import ENGINES, Runner
 
-PAUSE_S = 0.4
+PAUSE_S = 0.5
 
 
 def main() -> int:
     faults = int(os.environ.get("FAULTS") or 2000)
     seed = int(os.environ.get("SEED") or random.SystemRandom().randrange(1 << 32))
+    network = _network()
+    if network is None:
+        return 2
     logs = Path(tempfile.mkdtemp(prefix="mpkv-chaos-"))
     print(f"FAULTS={faults} SEED={seed}, logs of the engines in {logs}", flush=True)
-    runner = Runner(seed, faults, PAUSE_S, Loopback(ENGINES), logs)
+    runner = Runner(seed, faults, PAUSE_S, network, logs)
     asyncio.run(runner.run())
     if runner.tally.clean and not os.environ.get("KEEP_LOGS"):
         shutil.rmtree(logs)
     print("\n".join(runner.tally.summary()), flush=True)
     return 0 if runner.tally.clean else 1
+
+
+def _network() -> Network | None:
+    match os.environ.get("HOSTS", ""):
+        case "":
+            return Loopback(ENGINES)
+        case "netns":
+            missing = Namespaces.missing()
+        case other:
+            missing = f'HOSTS={other}: expected nothing or "netns"'
+    if missing:
+        print(missing, file=sys.stderr)
+        return None
+    return Namespaces(ENGINES)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""How engines on one machine reach each other: through links that can be broken."""
+"""How engines reach each other: through links that can be broken."""
 
 import contextlib
 import itertools
 import random
 import socket
 from collections.abc import Sequence
+from typing import Protocol
 
 from tests.chaos.links import Link
 
@@ -14,8 +15,28 @@ PORTS = range(20_000, 32_000)
 HOST = "127.0.0.1"
 
 
+class Network(Protocol):
+    """Each fault lasts `for_s`, if it lasts, and has been mended when the call returns."""
+
+    @property
+    def ports(self) -> dict[str, int]: ...
+    def host(self, engine: str) -> str: ...
+
+    def command(self, engine: str) -> list[str]:
+        """What the command line of an engine begins with."""
+
+    def sources(self, engine: str) -> dict[str, str]:
+        """The addresses by which `engine` reaches the others."""
+
+    async def open(self) -> None: ...
+    async def close(self) -> None: ...
+    async def cut(self, here: str, there: str, for_s: float) -> None: ...
+    async def freeze(self, here: str, there: str, for_s: float) -> None: ...
+    async def refuse(self, here: str, there: str, for_s: float) -> None: ...
+
+
 class Loopback:
-    """Each engine reaches each other by a link of its own."""
+    """All on one host; each engine reaches each other by a link of its own."""
 
     def __init__(self, engines: Sequence[str]) -> None:
         pairs = list(itertools.permutations(engines, 2))
@@ -29,11 +50,9 @@ class Loopback:
         return HOST
 
     def command(self, engine: str) -> list[str]:
-        """What an engine's command line begins with."""
         return []
 
     def sources(self, engine: str) -> dict[str, str]:
-        """The addresses by which `engine` reaches the others."""
         return {
             there: f"{HOST}:{link.port}"
             for (here, there), link in self._links.items()

@@ -6,7 +6,7 @@ HELPERS = ("control", "target", "initiator")
 # What all engines of a run are like. A pull takes some milliseconds, half of them its READ.
 BLOCKS = 384
 BLOCK_BYTES = 256 << 10
-DEADLINE_S = 2.0
+DEADLINE_S = 3.0
 
 
 class Start(msgspec.Struct):

@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.chaos.leaks import Machine, more_than
 from tests.chaos.member import Member
-from tests.chaos.network import Loopback
+from tests.chaos.network import Network
 from tests.chaos.orders import (
     BLOCKS,
     Abandon,
@@ -37,7 +37,7 @@ SETTLE_S = 40.0
 
 
 class Runner:
-    def __init__(self, seed: int, faults: int, pause_s: float, network: Loopback, logs: Path):
+    def __init__(self, seed: int, faults: int, pause_s: float, network: Network, logs: Path):
         self.tally = Tally()
         self._seed = seed
         self._wanted = faults

@@ -36,7 +36,7 @@ SHORTEST_S = 0.005
 LONGEST_S = 1.0
 # Some last longer than every patience of the helpers.
 OVERLONG_SHARE = 0.03
-OVERLONG_S = (3.0, 7.0)
+OVERLONG_S = (4.0, 8.0)
 # Of the faults that can be aimed at a pull; a pull takes about so long here.
 AIMED_SHARE = 0.7
 AIM_S = 0.01

@@ -44,7 +44,8 @@ _steps = st.one_of(
     st.tuples(st.just("say"), bytes_of(_records)),
 )
 Argument = int | bytes | tuple[int, int, bytes]
-_histories = st.lists(_steps, min_size=8, max_size=40)
+_two_pulls: list[tuple[str, Argument]] = [("start", 0), ("start", 1)]
+_histories = st.lists(_steps, max_size=30).map(lambda steps: [*_two_pulls, *steps])
 
 
 class Told(Book):
