@@ -3,7 +3,8 @@
 Each benchmark is a module with `measure(...) -> Result`; it runs in the command's own
 process, which only asks, waits and counts. Whatever is measured lives in worker processes
 (`workers/`), real helpers included, so that none shares a GIL with another. Imports mpkv's
-packages of every process, since it plays all of them; never vLLM.
+packages of every process, since it plays all of them; vLLM only in what runs inside it or in
+a worker of its own.
 
     commands.py   the commands and their options
     everything.py all benchmarks in turn, and one report of them
@@ -23,4 +24,9 @@ packages of every process, since it plays all of them; never vLLM.
     copying.py    a plain copy between shared regions
     queue_kinds.py  the queues that are compared
     resources.py  processor time and memory of a process
+    e2e.py        two real engines: e2e_engines.py, e2e_load.py, e2e_samples.py, e2e_report.py
+    against.py    what mpkv is compared with
+    lookup_vllm.py  vLLM's P2P tier as lookup's rival
+    vllm_p2p.py, calm_mpkv.py, calm.py  run inside vLLM: its P2P tier on CPUs, and what lets
+                  two engines share two cores
 """
