@@ -13,6 +13,7 @@ from mpkv.control.limits import apply_limits
 from mpkv.control.loop import ControlPlane
 from mpkv.errors import MpkvError
 from mpkv.messages import ControlStart
+from mpkv.priority import go_first
 
 log = logging.getLogger("mpkv.control")
 
@@ -30,6 +31,7 @@ def main() -> int:
         "%(message)s",
     )
     apply_limits()
+    go_first()
     try:
         plane = ControlPlane(start)
         # What exists now lives as long as the process: full collections need not look at it.

@@ -14,6 +14,7 @@ import msgspec
 from mpkv.errors import MpkvError
 from mpkv.memory import Ledger, Ring
 from mpkv.messages import RegistrationStart
+from mpkv.priority import go_first
 from mpkv.registration.bindings import prepare_environment
 from mpkv.registration.count import Count
 from mpkv.registration.lifeline import Lifeline
@@ -35,6 +36,7 @@ def main() -> None:
         format=f"%(asctime)s %(levelname)s mpkv.{start.role} [{start.node}] %(message)s",
     )
     prepare_environment()
+    go_first()
     try:
         _run(start)
     except Exception as error:
