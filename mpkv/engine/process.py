@@ -15,6 +15,7 @@ import mpkv
 TERMINATE_S = 2.0
 # SIGKILL is certain; the wait covers tearing down a large mapping.
 REAP_S = 10.0
+STDERR = 2
 
 
 class HelperProcess:
@@ -34,6 +35,8 @@ class HelperProcess:
                 # -P: where vLLM was started is no place to import from.
                 [sys.executable, "-P", "-m", module, "--start-fd", str(start_fd)],
                 stdin=subprocess.DEVNULL,
+                # Whatever a library prints: the engine's own output is not for it.
+                stdout=STDERR,
                 pass_fds=[start_fd, *fds],
                 env=_helper_environment(),
             )

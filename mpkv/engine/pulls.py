@@ -41,6 +41,8 @@ CLAIM_SHARE = 4
 RECORDS_PER_CALL = 64
 # How long after its deadline a pull without an answer means a control plane that hangs.
 OVERDUE_S = 2.0
+# What a machine with much else to do may need to start one.
+START_S = 30.0
 
 
 class PullBook:
@@ -264,7 +266,8 @@ class PullBook:
         """A control plane that lives answers every pull by its deadline."""
         for pull in self._open.values():
             # Only the oldest: the others are younger, or will be the oldest soon.
-            if time.monotonic() > pull.deadline + OVERDUE_S:
+            due = max(pull.deadline, link.since + START_S)
+            if time.monotonic() > due + OVERDUE_S:
                 self._distrust(link.generation, f"pull {pull.number} is long overdue")
             return
 

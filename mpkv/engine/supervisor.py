@@ -55,6 +55,8 @@ class Link:
     to_control: Producer
     from_control: Consumer
     max_record: int
+    # When its processes were started, by time.monotonic().
+    since: float
 
 
 @dataclass
@@ -240,6 +242,7 @@ class Supervisor:
                 from_engine.producer(self._control_wake),
                 to_engine.consumer(-1),
                 from_engine.max_record,
+                time.monotonic(),
             )
             undo.pop_all()
         self.link = link

@@ -6,6 +6,7 @@ broken one would say.
 
 import mmap
 import struct
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -52,6 +53,7 @@ class PlayedSupervisor:
             self._rings[0].producer(-1),
             self._rings[1].consumer(-1),
             self._rings[0].max_record,
+            time.monotonic(),
         )
 
     def distrust(self, generation: int) -> None:
@@ -219,6 +221,9 @@ def test_a_control_plane_that_owes_an_answer_for_too_long_is_replaced(
     book.start("r", make_keys("k", 3))
     while book.pulls.pending("r"):
         pass
+    book.pulls.drain()
+    assert book.supervisor.distrusted == [], "it may still be starting"
+    monkeypatch.setattr("mpkv.engine.pulls.START_S", 0.0)
     book.pulls.drain()
     assert book.supervisor.distrusted == [1]
     # Until its processes are reaped a READ may still write these.
