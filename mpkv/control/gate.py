@@ -14,7 +14,8 @@ from mpkv.control.limits import max_connections, spare_descriptor
 
 # Opens again when so many are free.
 SLACK = 8
-BACKLOG = 16
+# Of connections made and not accepted yet; beyond, a peer tries again after a second.
+BACKLOG = 64
 
 _SO_ATTACH_FILTER = 26
 _SO_DETACH_FILTER = 27

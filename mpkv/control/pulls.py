@@ -72,11 +72,8 @@ class Pulls:
         self._key_size = key_size
         self._deadline_s = min(deadline_s, LONGEST_PULL_S)
         if deadline_s > LONGEST_PULL_S:
-            log.warning(
-                "pulls end after %g s, not after deadline_s = %g: leases last no longer",
-                LONGEST_PULL_S,
-                deadline_s,
-            )
+            text = "pulls end after %g s, not after deadline_s = %g: leases last no longer"
+            log.warning(text, LONGEST_PULL_S, deadline_s)
         self._epoch = epoch
         self._network = network
         self._initiators = initiators
@@ -126,6 +123,8 @@ class Pulls:
     # --- sessions ------------------------------------------------------------------------
 
     def session_up(self, session: Session, now: float) -> None:
+        for ask in self._turns.abandoned(session.instance):
+            self._network.send(session.route, Release(session.instance, ask))
         for pull in self._of(session):
             if pull.step is Step.WAITING:
                 self._ask_in_turn(pull, now)
@@ -376,6 +375,8 @@ class Pulls:
         session = pull.session
         if session.phase is Phase.UP:
             self._network.send(session.route, Release(session.instance, pull.ask))
+        elif pull.asked_of:
+            self._turns.abandon(pull)
 
     def _quarantine_over(self, read: int) -> None:
         number = self._quarantine.over(read)

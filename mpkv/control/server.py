@@ -184,8 +184,9 @@ class Source:
         peer.heard_at = now
         self._by_instance.move_to_end(peer.instance)
         if self._by_route.get(route) is not peer:
-            if len(peer.routes) >= MAX_ROUTES:
-                del self._by_route[peer.routes.pop(0)]
+            # What still arrives from connections that have ended is for pulls long given up.
+            self._drop_routes(peer, [r for r in peer.routes if not self._is_open(r)])
+            self._drop_routes(peer, peer.routes[: -(MAX_ROUTES - 1)])
             self._by_route[route] = peer
             peer.routes.append(route)
         log.debug("%s (%s) pulls from here", printable(peer.node), printable(peer.address))
@@ -195,8 +196,7 @@ class Source:
         an address is only what somebody claims."""
         before = self._by_route.get(route)
         if before is not None and before.instance != hello.instance:
-            del self._by_route[route]
-            before.routes.remove(route)
+            self._drop_routes(before, [route])
             if not before.routes:
                 self._forget(before)
         before = self._by_address.get(hello.address)
@@ -213,11 +213,17 @@ class Source:
         )
 
     def _is_there(self, peer: Inbound, now: float) -> bool:
-        """A route whose connection has ended takes no message."""
-        here = Pong(self._start.instance, 0)
-        return now - peer.heard_at < SILENCE_S and any(
-            [self._send(route, here) for route in peer.routes]
-        )
+        recent = now - peer.heard_at < SILENCE_S
+        return recent and any(self._is_open(route) for route in peer.routes)
+
+    def _is_open(self, route: bytes) -> bool:
+        """A route whose connection has ended takes no message; the peer ignores this one."""
+        return self._send(route, Pong(self._start.instance, 0))
+
+    def _drop_routes(self, peer: Inbound, routes: list[bytes]) -> None:
+        for route in routes:
+            del self._by_route[route]
+            peer.routes.remove(route)
 
     def _forget(self, peer: Inbound) -> None:
         self.leases.drop_peer(peer.instance)

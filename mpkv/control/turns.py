@@ -1,13 +1,17 @@
 """How many asks are under way at each instance of a peer, and which pulls wait for a turn.
 
 A source denies what goes beyond its bound of leases for one peer; a pull that waits here
-instead is granted as soon as an earlier one ends.
+instead is granted as soon as an earlier one ends. What was given up while the source could
+not be told is remembered, so that its lease ends as soon as it can.
 """
 
 from collections import Counter, deque
+from collections.abc import Iterable
 
 from mpkv.control.open_pull import OpenPull, Step
 from mpkv.control.wire import MAX_LEASES
+
+MAX_INSTANCES = 64
 
 
 class Turns:
@@ -19,6 +23,7 @@ class Turns:
         self._waiting: dict[str, deque[OpenPull]] = {}
         # How many turns have been given back and not offered to those that wait.
         self._free: Counter[str] = Counter()
+        self._abandoned: dict[str, deque[int]] = {}
 
     def take(self, pull: OpenPull, instance: str) -> bool:
         """False if `pull` has to wait; `next` hands it out in its turn."""
@@ -63,6 +68,16 @@ class Turns:
                 del self._waiting[instance]
         self._free.clear()
         return found
+
+    def abandon(self, pull: OpenPull) -> None:
+        """Its source cannot be told now that `pull` is given up."""
+        if pull.asked_of not in self._abandoned and len(self._abandoned) >= MAX_INSTANCES:
+            del self._abandoned[next(iter(self._abandoned))]
+        self._abandoned.setdefault(pull.asked_of, deque(maxlen=MAX_LEASES)).append(pull.ask)
+
+    def abandoned(self, instance: str) -> Iterable[int]:
+        """The asks that `instance` is still to be told of; it is told now."""
+        return self._abandoned.pop(instance, ())
 
     def _give(self, pull: OpenPull, instance: str) -> None:
         pull.asked_of = instance

@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -143,3 +144,12 @@ def _copy(source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):
             end.shutdown(socket.SHUT_RDWR)
     source.close()
+
+
+def open_zmtp(port: int, limit_s: float = 10.0) -> socket.socket:
+    """ZMTP by hand: libzmq's own sender would hold frames back to the end."""
+    connection = socket.create_connection(("127.0.0.1", port), limit_s)
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+    ready = b"\x05READY\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
+    connection.sendall(greeting + bytes([4, len(ready)]) + ready)
+    return connection

@@ -82,7 +82,8 @@ def test_a_source_that_stops_after_the_handshake(pair: Pair) -> None:
     source.signal(signal.SIGCONT)
     # The grants it now sends are for pulls that are over.
     wait_for(lambda: destination.fetch(source.address, WANTED) == ALL, "the source again")
-    wait_for(lambda: source.pins() == 0, "the pins of the abandoned pulls", 15.0)
+    # And it is told to let go of what it has pinned for them.
+    wait_for(lambda: source.pins() == 0, "the pins of the abandoned pulls", 4.0)
     assert len(destination.answers(hurried)) == len(destination.answers(patient)) == 1
 
 

@@ -183,7 +183,7 @@ def test_a_read_that_never_ends_costs_the_initiator(pair: Pair) -> None:
     old = destination.manual()
     wanted = keys("a", 4)
     source.store(wanted)
-    pull = destination.pull(source.address, wanted, deadline_s=0.2)
+    pull = destination.pull(source.address, wanted, deadline_s=0.5)
     destination.wait_read()
     assert failure(destination, pull).slots_held
     wait_for(lambda: not old.process.alive(), "the initiator to be ended")
@@ -204,7 +204,7 @@ def test_too_many_unfinished_blocks_cost_the_initiator_at_once(
     old = destination.manual()
     wanted = keys("a", 20)
     source.store(wanted)
-    pull = destination.pull(source.address, wanted, deadline_s=0.2)
+    pull = destination.pull(source.address, wanted, deadline_s=0.5)
     destination.wait_read()
     assert failure(destination, pull).slots_held
     wait_for(lambda: not old.process.alive(), "the initiator to be ended", 1.5)
