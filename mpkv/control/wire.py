@@ -34,9 +34,7 @@ MAX_OVERHEAD = 64 << 10
 Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 Detail = Annotated[str, msgspec.Meta(max_length=MAX_DETAIL)]
 # Names of lives and agents go into logs and to NIXL as they are.
-Instance = Annotated[
-    str, msgspec.Meta(min_length=1, max_length=MAX_TEXT, pattern=r"^[ -~]+\Z")
-]
+Instance = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_TEXT, pattern=r"^[ -~]+\Z")]
 Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Packed = Annotated[bytes, msgspec.Meta(max_length=MAX_KEYS * 8)]
 
