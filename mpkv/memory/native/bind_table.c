@@ -7,15 +7,27 @@
 typedef bool key_action(const struct ledger *ledger, const struct key *key, unsigned char *out,
                         size_t i);
 
+/* Keys whose memory is fetched at once: most of a batch's time would be spent waiting for
+ * one bucket and one entry after the other. */
+#define KEYS_AHEAD 16
+
 static Py_ssize_t each_key(const struct ledger *ledger, const Py_buffer *keys, unsigned char *out,
                            key_action *action)
 {
     size_t count = (size_t)keys->len / ledger->key_size;
     const unsigned char *bytes = keys->buf;
-    for (size_t i = 0; i < count; i++) {
-        struct key key = key_load(ledger, bytes + i * ledger->key_size);
-        if (!action(ledger, &key, out, i))
-            return (Py_ssize_t)i;
+    struct key window[KEYS_AHEAD];
+    for (size_t start = 0; start < count; start += KEYS_AHEAD) {
+        size_t ahead = count - start < KEYS_AHEAD ? count - start : KEYS_AHEAD;
+        for (size_t i = 0; i < ahead; i++) {
+            window[i] = key_load(ledger, bytes + (start + i) * ledger->key_size);
+            prefetch_bucket(ledger, &window[i]);
+        }
+        for (size_t i = 0; i < ahead; i++)
+            prefetch_entry(ledger, &window[i]);
+        for (size_t i = 0; i < ahead; i++)
+            if (!action(ledger, &window[i], out, start + i))
+                return (Py_ssize_t)(start + i);
     }
     return (Py_ssize_t)count;
 }

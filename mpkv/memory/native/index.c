@@ -29,6 +29,20 @@ static uint32_t bucket_hash(uint64_t bucket)
     return (uint32_t)(bucket >> 32);
 }
 
+void prefetch_bucket(const struct ledger *ledger, const struct key *key)
+{
+    __builtin_prefetch(&ledger->buckets[key->hash & ledger->bucket_mask]);
+}
+
+void prefetch_entry(const struct ledger *ledger, const struct key *key)
+{
+    /* Relaxed: a guess that is wrong fetches a line that nobody reads. */
+    uint32_t block =
+        (uint32_t)load_relaxed(&ledger->buckets[key->hash & ledger->bucket_mask]) - 1;
+    if (block < ledger->blocks)
+        __builtin_prefetch(entry_of(ledger, block));
+}
+
 struct probe probe_start(const struct ledger *ledger, const struct key *key)
 {
     return (struct probe){key->hash & ledger->bucket_mask, key->hash, INDEX_PROBES_MAX};

@@ -27,6 +27,11 @@ struct probe {
 
 struct key key_load(const struct ledger *ledger, const void *bytes);
 
+/* Have the cache fetch what a walk for the key will read first: its bucket, and then,
+ * once that has come, the entry it hints at. */
+void prefetch_bucket(const struct ledger *ledger, const struct key *key);
+void prefetch_entry(const struct ledger *ledger, const struct key *key);
+
 struct probe probe_start(const struct ledger *ledger, const struct key *key);
 
 /* The next hinted block, or NO_BLOCK at the end. */
