@@ -275,12 +275,18 @@ def _check_addresses(cluster: Cluster, node: Node, label: str) -> None:
             f"expected an address that peers can connect to, found {node.advertise}; "
             "write the address or the host name by which they reach this node",
         )
-    if re.search(r"[/\s\[\]]", node.advertise) or node.advertise.count(":") == 1:
+    if re.search(r"[/\s\[\]:]", node.advertise):
         refuse(
             path,
             f"{label} advertise",
-            f'expected a host name or an IP address alone, found "{node.advertise}"; '
+            f'expected a host name or an IPv4 address alone, found "{node.advertise}"; '
             'leave out scheme and port (the port is "port")',
+        )
+    if listen.version == 6:
+        refuse(
+            path,
+            f"{label} listen",
+            f"expected an IPv4 address, found {node.listen}; nodes reach each other by IPv4 only",
         )
     if not listen.is_loopback and not cluster.cluster.allow_insecure:
         refuse(

@@ -166,6 +166,11 @@ def test_each_mistake_is_one_line_with_key_and_remedy(
             'connect to; set "advertise" to the address by which they reach this node.',
         ),
         (
+            [node(listen='"::1"')],
+            '[[node]] "a" listen: expected an IPv4 address, found ::1; nodes reach each other '
+            "by IPv4 only.",
+        ),
+        (
             [node(listen='"::"')],
             '[[node]] "a" listen: :: is every address of the node, and peers need one to '
             'connect to; set "advertise" to the address by which they reach this node.',
@@ -188,7 +193,7 @@ def test_each_mistake_is_one_line_with_key_and_remedy(
         ),
         (
             [node(advertise='"node-a:7710"')],
-            '[[node]] "a" advertise: expected a host name or an IP address alone, found '
+            '[[node]] "a" advertise: expected a host name or an IPv4 address alone, found '
             '"node-a:7710"; leave out scheme and port (the port is "port").',
         ),
         (
