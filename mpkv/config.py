@@ -205,12 +205,12 @@ def _check_values(cluster: Cluster) -> None:
                 key,
                 "PYTHONHASHSEED must be equal on all nodes; set hash_seed in [cluster] instead",
             )
-    # A source keeps a lease no longer than a minute.
-    if not 0 < cluster.pull.deadline_s <= 60:
+    # A source keeps a lease for a minute at most, and it must outlive the pull.
+    if not 0 < cluster.pull.deadline_s <= 59:
         refuse(
             path,
             "[pull] deadline_s",
-            f"expected seconds above 0 and up to 60, found {cluster.pull.deadline_s}; "
+            f"expected seconds above 0 and up to 59, found {cluster.pull.deadline_s}; "
             "write for example 10.0",
         )
     if not cluster.nixl.backends:

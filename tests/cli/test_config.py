@@ -122,7 +122,7 @@ def test_listening_and_advertised_addresses_are_two_settings(tmp_path: Path) -> 
         (
             "[tier]",
             "[pull]\ndeadline_s = 0\n[tier]",
-            "[pull] deadline_s: expected seconds above 0 and up to 60, found 0.0; "
+            "[pull] deadline_s: expected seconds above 0 and up to 59, found 0.0; "
             "write for example 10.0.",
         ),
         (
