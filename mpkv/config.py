@@ -8,13 +8,13 @@ import ipaddress
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import msgspec
 
 from mpkv.config_text import decode, parse_size, read_toml, refuse
 from mpkv.errors import ConfigRefused
-from mpkv.settings import EngineSettings, PeerAddress
+from mpkv.settings import EngineSettings, PeerAddress, is_loopback
 
 HASH_ALGORITHMS = ("sha256_cbor", "xxhash_cbor")
 
@@ -47,7 +47,7 @@ class TierSection(_Section, frozen=True):
     """
 
     size: str
-    huge_pages: Literal["auto", "off"] = "auto"
+    huge_pages: str = "auto"
 
     @property
     def size_bytes(self) -> int:
@@ -150,7 +150,7 @@ class Cluster:
             deadline_s=self.pull.deadline_s,
             backends=self.nixl.backends,
             revision=self.vllm.revision,
-            huge_pages=self.tier.huge_pages,
+            huge_pages=cast(Literal["auto", "off"], self.tier.huge_pages),
             trace_dir=trace_dir,
         )
 
@@ -169,6 +169,7 @@ def load_cluster(path: str) -> Cluster:
     _check_values(cluster)
     for node in cluster.nodes:
         _check_node(cluster, node)
+    _check_reach(cluster)
     _check_pairs(cluster)
     return cluster
 
@@ -181,6 +182,12 @@ def _check_values(cluster: Cluster) -> None:
         parse_size(cluster.tier.size)
     except ConfigRefused as refused:
         refuse(path, "[tier] size", str(refused))
+    if cluster.tier.huge_pages not in ("auto", "off"):
+        refuse(
+            path,
+            "[tier] huge_pages",
+            f'expected "auto" or "off", found "{cluster.tier.huge_pages}"; leave it out for "auto"',
+        )
     seed = cluster.cluster.hash_seed
     if not (re.fullmatch(r"[0-9]{1,10}", seed) and int(seed) < 1 << 32):
         refuse(
@@ -295,6 +302,18 @@ def _check_addresses(cluster: Cluster, node: Node, label: str) -> None:
             f"{node.listen} is reachable from other hosts and the control port is not "
             "authenticated; set allow_insecure = true in [cluster] if that network is "
             'trusted, or listen = "127.0.0.1"',
+        )
+
+
+def _check_reach(cluster: Cluster) -> None:
+    """Nodes on other hosts cannot be mixed with nodes that only this host can reach."""
+    here = [node for node in cluster.nodes if is_loopback(node.reached_at)]
+    if here and len(here) < len(cluster.nodes):
+        refuse(
+            cluster.path,
+            f'[[node]] "{here[0].name}" listen',
+            f"{here[0].reached_at} is reachable on its own host only, and other nodes are on "
+            'other hosts; set "listen" to an address of the node, or "advertise"',
         )
 
 

@@ -120,6 +120,11 @@ def test_listening_and_advertised_addresses_are_two_settings(tmp_path: Path) -> 
             'sizes are powers of two here: write "64GiB".',
         ),
         (
+            'size = "1MiB"',
+            'size = "1MiB"\nhuge_pages = "on"',
+            '[tier] huge_pages: expected "auto" or "off", found "on"; leave it out for "auto".',
+        ),
+        (
             "[tier]",
             "[pull]\ndeadline_s = 0\n[tier]",
             "[pull] deadline_s: expected seconds above 0 and up to 59, found 0.0; "
@@ -164,6 +169,11 @@ def test_each_mistake_is_one_line_with_key_and_remedy(
             [node(listen='"0.0.0.0"')],
             '[[node]] "a" listen: 0.0.0.0 is every address of the node, and peers need one to '
             'connect to; set "advertise" to the address by which they reach this node.',
+        ),
+        (
+            [node(), node(name='"b"', port="7730", advertise='"10.0.0.8"')],
+            '[[node]] "a" listen: 127.0.0.1 is reachable on its own host only, and other nodes '
+            'are on other hosts; set "listen" to an address of the node, or "advertise".',
         ),
         (
             [node(listen='"::1"')],
