@@ -22,12 +22,14 @@ def explore(
     first_seed: int,
 ) -> int:
     """Call `examine` with examples until the time is up; return how many there were."""
-    until = time.monotonic() + seconds
+    # Runs from the first example on: hypothesis may need a while to come up with it.
+    until = 0.0
     shrink_until = 0.0
     examined = 0
 
     def attempt(example: Example) -> None:
-        nonlocal examined, shrink_until
+        nonlocal examined, shrink_until, until
+        until = until or time.monotonic() + seconds
         if time.monotonic() > (shrink_until or until):
             return
         examined += 1
@@ -38,7 +40,7 @@ def explore(
             raise
 
     rounds = 0
-    while time.monotonic() < until:
+    while not examined or time.monotonic() < until:
         run = given(strategy)(attempt)
         run = settings(
             max_examples=EXAMPLES_PER_ROUND,
