@@ -26,6 +26,8 @@ class OpenPull:
     groups: tuple[KeyGroup, ...]
     keys: bytes
     count: int
+    # Keys that are here already and that the pulled ones follow, packed.
+    present: bytes
     epoch: int
     started: float
     deadline: float

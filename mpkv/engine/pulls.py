@@ -99,6 +99,7 @@ class PullBook:
             groups=groups,
             keys=keys,
             count=sum(slots_of(group, self._ledger.key_size) for group in groups),
+            present=present,
             epoch=self._ledger.epoch,
             started=now,
             deadline=now + self._deadline_s,
@@ -107,7 +108,6 @@ class PullBook:
         if not pull.count:
             self._settle(pull, MissReason.NO_SPACE, "a quarter of the tier is too little for it")
             return
-        self._keep(request, present)
         self._waiting.append(pull)
         self.start_waiting()
 
@@ -182,8 +182,10 @@ class PullBook:
                 continue
             if self._claimed + pull.count > self._claimable:
                 return
+            self._keep(pull)
             allocated = self._ledger.allocate(pull.count, LANDING)
             if allocated is None:
+                self.looked_up(pull.request)
                 return
             self._waiting.popleft()
             pull.slots, evicted = allocated
@@ -206,11 +208,17 @@ class PullBook:
 
     # --- one pull --------------------------------------------------------------------
 
-    def _keep(self, request: str, present: bytes) -> None:
-        """Pin what is here, so that the pull does not evict what it is to follow."""
-        count = len(present) // self._ledger.key_size
-        if count and self._claimed + count <= self._claimable:
-            self._pin(request, self._ledger.pin_many(present))
+    def _keep(self, pull: OpenPull) -> None:
+        """Pin what is here, so that the pull does not evict what it is to follow.
+
+        Only at the pull's turn, and beside it: a request that held a claim while it waits
+        for room would wait for itself, or for another that does the same.
+        """
+        count = len(pull.present) // self._ledger.key_size
+        if count and self._claimed + count + pull.count <= self._claimable:
+            self._pin(pull.request, self._ledger.pin_many(pull.present))
+        elif count:
+            self._ledger.touch_many(pull.present)
 
     def _pin(self, request: str, slots: bytes) -> None:
         self._pins[request] = self._pins.get(request, b"") + slots

@@ -262,6 +262,28 @@ def test_what_is_here_is_kept_for_the_rest_to_follow(book: Book) -> None:
     assert book.ledger.counts()["engine_pins"] == 0
 
 
+@pytest.mark.parametrize("requests", [1, 2])
+def test_what_is_kept_never_has_a_pull_wait_for_itself(book: Book, requests: int) -> None:
+    """Prefix and pull together are more than a quarter of the tier."""
+    prompts = [make_keys(f"prompt {i}", 24) for i in range(requests)]
+    for keys in prompts:
+        allocated = book.ledger.allocate(14, FILLING)
+        assert allocated is not None
+        assert not any(book.ledger.publish(allocated[0], b"".join(keys[:14]), False))
+    for i, keys in enumerate(prompts):
+        group = KeyGroup(b"".join(keys[14:]), 16, 0)
+        book.pulls.start(f"r{i}", "peer:1", (group,), present=b"".join(keys[:14]))
+    for i, keys in enumerate(prompts):
+        book.supervisor.say_pulled(book.supervisor.next_pull(), 10)
+        book.pulls.drain()
+        assert not book.pulls.pending(f"r{i}")
+        assert book.hits(keys) == 24
+        book.pulls.looked_up(f"r{i}")
+        book.pulls.start_waiting()
+    assert not book.meter.misses
+    assert book.ledger.counts()["engine_pins"] == 0
+
+
 def test_groups_are_cut_to_equal_tokens_to_fit(book: Book) -> None:
     full = KeyGroup(b"".join(make_keys("full", 40)), 16, 0)
     coarse = KeyGroup(b"".join(make_keys("coarse", 20)), 32, 0)
