@@ -130,13 +130,18 @@ def test_aborts_preemptions_and_resets_at_random(pair: Pair, expected: Expected)
     for _ in range(12):
         stop.wait(generator.uniform(0.5, 2.0))
         b.reset_cache(running=generator.random() < 0.5)
+    until = time.monotonic() + 30
+    while b.metric("vllm:num_preemptions_total") <= preemptions:
+        assert time.monotonic() < until, "no reset ever met a running request"
+        b.reset_cache(running=True)
     stop.set()
     for asker in askers:
         asker.join(timeout=180)
         assert not asker.is_alive(), "a request never ended"
     assert answered
     assert set(answered) == {20}
-    assert b.metric("vllm:num_preemptions_total") > preemptions
+    # What b computed in the crowd is rounded otherwise than what it computes alone.
+    _until(lambda: b.reset_cache(running=False), "an idle engine did not reset its caches")
     _reset_as_often(a, b)
     blocks = pulled(b, a)
     for name in ("load0", "load1", "half"):
