@@ -59,7 +59,10 @@ class PullSection(_Section, frozen=True):
 
 
 class NixlSection(_Section, frozen=True):
+    """`lanes` is how many NIXL agents of an engine share a large READ."""
+
     backends: tuple[str, ...] = ("UCX",)
+    lanes: int = 2
 
 
 class Node(_Section, frozen=True):
@@ -149,6 +152,7 @@ class Cluster:
             peers=peers,
             deadline_s=self.pull.deadline_s,
             backends=self.nixl.backends,
+            lanes=self.nixl.lanes,
             revision=self.vllm.revision,
             huge_pages=cast(Literal["auto", "off"], self.tier.huge_pages),
             trace_dir=trace_dir,
@@ -222,6 +226,8 @@ def _check_values(cluster: Cluster) -> None:
         )
     if not cluster.nixl.backends:
         refuse(path, "[nixl] backends", 'expected NIXL backends, found none; write ["UCX"]')
+    if not 1 <= cluster.nixl.lanes <= 16:
+        refuse(path, "[nixl] lanes", f"expected 1 to 16, found {cluster.nixl.lanes}; write 2")
     if not cluster.nodes:
         refuse(path, "[[node]]", "expected at least one node, found none; add a [[node]]")
 

@@ -105,7 +105,7 @@ class RegistrationStart(msgspec.Struct, frozen=True):
     A target has no `from_control`; its `from_control.ring_fd` is -1. It is started
     before the control plane, so its `control_pidfd` is -1 and it watches the engine
     only; an initiator watches both. `ledger_fd` is where an initiator keeps its counters;
-    with -1 nobody counts.
+    with -1 nobody counts. `lanes` is how many agents an initiator shares large READs among.
     """
 
     role: str
@@ -120,6 +120,7 @@ class RegistrationStart(msgspec.Struct, frozen=True):
     to_control: RingEnds
     trace_dir: str
     ledger_fd: int = -1
+    lanes: int = 1
 
 
 class InitiatorUp(msgspec.Struct, frozen=True):

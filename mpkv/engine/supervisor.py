@@ -309,6 +309,7 @@ class Supervisor:
             to_control=RingEnds(to_control.fd, self._control_wake),
             trace_dir=self._settings.trace_dir,
             ledger_fd=self._ledger.fd if from_control is not None else -1,
+            lanes=self._settings.lanes,
         )
         fds = [self._tier.fd, self._engine_pidfd, to_control.fd, self._control_wake]
         if from_control is not None and control is not None:

@@ -85,7 +85,10 @@ def _run_initiator(start: RegistrationStart) -> None:
     lifeline = Lifeline(pidfds)
     consumer = Ring.attach(start.from_control.ring_fd).consumer(start.wake_fd)
     initiator = Initiator(
-        Agent(start.agent, start.backends, progress_thread=False),
+        [
+            Agent(name, start.backends, progress_thread=False)
+            for name in (start.agent, *(f"{start.agent}.{n}" for n in range(2, start.lanes + 1)))
+        ],
         start.tier,
         consumer,
         start.wake_fd,

@@ -1,8 +1,9 @@
 """The initiator: READs blocks from peers' tiers into the own one, as the control plane asks.
 
-One loop on the main thread takes records, posts and polls; the registrar's thread adds peers.
-With READs open the loop looks at them at a pace that follows their age; without, it sleeps
-in poll().
+One loop on the main thread takes records, posts and polls; the registrar's thread adds peers,
+and further lanes, each with an agent and a thread of its own, share large READs with it:
+between processes of one host an agent copies with the one thread that posts. With READs
+open the loop looks at them at a pace that follows their age; without, it sleeps in poll().
 """
 
 import contextlib
@@ -10,6 +11,7 @@ import logging
 import os
 import select
 import time
+from collections.abc import Sequence
 
 import msgspec
 
@@ -17,6 +19,7 @@ from mpkv.memory import Consumer
 from mpkv.messages import AddPeer, InitiatorReady, Read, Tier, ToInitiator
 from mpkv.registration.agent import Agent
 from mpkv.registration.count import Count
+from mpkv.registration.lane import LONGEST_PAUSE_S, Lane, OwnLane, ThreadLane, pause_s
 from mpkv.registration.outbox import Outbox
 from mpkv.registration.peers import Peers
 from mpkv.registration.prefault import prefault
@@ -29,11 +32,6 @@ log = logging.getLogger("mpkv.registration")
 
 _RECORDS_PER_PASS = 16
 
-# Waiting a fiftieth of its age before looking at a READ again delays its end by 2 % at most.
-_PACE = 0.02
-_SHORTEST_PAUSE_S = 50e-6
-_LONGEST_PAUSE_S = 5e-3
-
 # How often transports get to do their housekeeping (keepalives, lost connections) while idle.
 _IDLE_PROGRESS_S = 1.0
 
@@ -41,7 +39,7 @@ _IDLE_PROGRESS_S = 1.0
 class Initiator:
     def __init__(
         self,
-        agent: Agent,
+        agents: Sequence[Agent],
         tier: Tier,
         consumer: Consumer,
         wake_fd: int,
@@ -50,20 +48,23 @@ class Initiator:
         trace: Trace,
     ) -> None:
         mapping = map_tier(tier)
-        base = agent.register(mapping)
+        tiers = []
+        for agent in agents:
+            base = agent.register(mapping)
+            tiers.append(agent.prepare_local(base, tier.block_bytes, tier.blocks))
         prefault(mapping)
-        blocks_handle = agent.prepare_local(base, tier.block_bytes, tier.blocks)
-        self._agent = agent
+        self._agent = agents[0]
         self._consumer = consumer
         self._wake_fd = wake_fd
         self._outbox = outbox
         self._count = count
         self._decode = msgspec.msgpack.Decoder(ToInitiator).decode
-        self._reads = Reads(
-            agent, blocks_handle, tier.blocks, tier.block_bytes, outbox, count, trace
-        )
-        registrar = Registrar(agent, wake_fd)
-        self._peers = Peers(agent, tier.block_bytes, registrar, self._reads, outbox, count, trace)
+        lanes: list[Lane] = [OwnLane(agents[0], tiers[0])]
+        for number in range(1, len(agents)):
+            lanes.append(ThreadLane(agents[number], tiers[number], f"lane-{number}"))
+        self._reads = Reads(lanes, tier.blocks, tier.block_bytes, outbox, count, trace)
+        registrar = Registrar(agents, wake_fd)
+        self._peers = Peers(agents, tier.block_bytes, registrar, self._reads, outbox, count, trace)
         self._warned = False
 
     def serve(self, pidfds: tuple[int, ...]) -> None:
@@ -76,16 +77,16 @@ class Initiator:
         while True:
             took_records = self._take_records()
             self._peers.poll()
-            for peer in self._reads.poll():
-                self._peers.settle(peer)
+            for ended in self._reads.poll():
+                self._peers.read_ended(ended)
             sent_all = self._outbox.flush()
-            youngest = max(self._reads.newest(), self._peers.newest())
+            youngest = self._reads.newest()
             if took_records:
                 continue
             if youngest:
-                time.sleep(_pause_s(time.monotonic() - youngest))
+                time.sleep(pause_s(youngest))
             elif not sent_all:
-                time.sleep(_LONGEST_PAUSE_S)
+                time.sleep(LONGEST_PAUSE_S)
             elif self._sleep(poller) & set(pidfds):
                 break
         self._peers.close()
@@ -130,7 +131,3 @@ class Initiator:
         if not self._warned:
             self._warned = True
             log.warning("dropped a malformed record from the control plane (%s)", error)
-
-
-def _pause_s(age_s: float) -> float:
-    return min(max(age_s * _PACE, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S)

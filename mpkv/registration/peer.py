@@ -19,9 +19,9 @@ class Stage(enum.Enum):
 class Peer:
     """One life of a peer's target, keyed by `instance`.
 
-    `blocks_handle` describes its tier to NIXL, -1 before it was prepared. `open_reads`
-    counts READs that are posted and did not end in success; while it is not zero the
-    agent is not removed. `leaving` says that RemovePeer came.
+    `tiers` are the handles by which each lane's agent knows its tier, none before they were
+    prepared; `old_tiers` those of before it was added anew. `open_reads` counts READs that are posted and did not end in success; while it
+    is not zero the agent is not removed. `leaving` says that RemovePeer came.
     """
 
     instance: str
@@ -30,7 +30,8 @@ class Peer:
     blocks: int
     asked: float
     stage: Stage = Stage.ADDING
-    blocks_handle: int = -1
+    tiers: tuple[int, ...] = ()
+    old_tiers: list[tuple[int, ...]] = field(default_factory=list)
     open_reads: int = 0
     leaving: bool = False
     waiting: deque[Read] = field(default_factory=deque)

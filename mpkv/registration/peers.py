@@ -1,40 +1,28 @@
 """The peers of one initiator, from AddPeer to RemovePeer.
 
-Adding a peer takes two steps: the registrar's thread loads its metadata, then the loop posts one
-small READ into scratch memory and polls it like any other. It pays for the connection,
-so that the first pull does not.
+The registrar's thread adds a peer and READs a page from it; READs asked for meanwhile wait.
 """
 
 import logging
-import mmap
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from mpkv.messages import AddPeer, PeerAdded, PeerFailed, Read
-from mpkv.registration.agent import Agent, describe
+from mpkv.registration.agent import Agent
 from mpkv.registration.count import Count
 from mpkv.registration.outbox import Outbox
 from mpkv.registration.peer import Peer, Stage
-from mpkv.registration.reads import Reads
+from mpkv.registration.reads import Ended, Reads
 from mpkv.registration.registrar import Registered, Registrar, Registration
 from mpkv.trace import Trace
 
 log = logging.getLogger("mpkv.registration")
 
-WARMING_DEADLINE_S = 3.0
-
-
-@dataclass(slots=True)
-class Warming:
-    peer: Peer
-    handle: int
-    posted: float
-
 
 class Peers:
     def __init__(
         self,
-        agent: Agent,
+        agents: Sequence[Agent],
         block_bytes: int,
         registrar: Registrar,
         reads: Reads,
@@ -42,7 +30,7 @@ class Peers:
         count: Count,
         trace: Trace,
     ) -> None:
-        self._agent = agent
+        self._agents = agents
         self._block_bytes = block_bytes
         self._registrar = registrar
         self._reads = reads
@@ -50,13 +38,6 @@ class Peers:
         self._count = count
         self._trace = trace
         self._peers: dict[str, Peer] = {}
-        self._warming: list[Warming] = []
-        # Warming READs land here, never in the tier, so they may be given up at any time.
-        self._scratch = agent.register(mmap.mmap(-1, mmap.PAGESIZE))
-
-    def newest(self) -> float:
-        """When the youngest open warming READ was posted; 0.0 while none is open."""
-        return self._warming[-1].posted if self._warming else 0.0
 
     # --- what the control plane asks for ---------------------------------------------------
 
@@ -108,24 +89,31 @@ class Peers:
             self._reads.refuse(read, f"peer {read.instance} has to be added again")
         elif peer.stage is Stage.ADDING:
             peer.waiting.append(read)
-        elif lost := self._reads.start(read, peer):
-            self._fail(peer, lost)
+        else:
+            self._reads.start(read, peer)
 
     # --- what happens by itself --------------------------------------------------------------
 
+    def read_ended(self, ended: Ended) -> None:
+        if ended.lost and ended.peer.stage is Stage.READY:
+            self._fail(ended.peer, ended.lost)
+        else:
+            self._release_old(ended.peer)
+            self.settle(ended.peer)
+
     def settle(self, peer: Peer) -> None:
         """Carry out a removal that had to wait."""
+        if self._peers.get(peer.instance) is not peer:
+            return
         if peer.leaving and peer.stage is not Stage.ADDING and peer.open_reads == 0:
             self._forget(peer)
             self._count("peers_removed")
             log.info("peer %s removed", peer.instance)
 
     def poll(self) -> None:
-        """Move every peer that is being added as far as it gets."""
+        """Go on with every peer that the registrar is done with."""
         for outcome in self._registrar.outcomes():
             self._registered(outcome)
-        for warming in self._warming[:]:
-            self._look_at(warming)
 
     def close(self) -> None:
         """Disconnect from all peers. Only while no READ is open."""
@@ -149,44 +137,22 @@ class Peers:
 
     def _owner_of(self, agent: str) -> str:
         """The instance whose agent it is, "this process", or "" for an agent not known."""
-        if agent == self._agent.name:
+        if agent in (own.name for own in self._agents):
             return "this process"
         return next((peer.instance for peer in self._peers.values() if peer.agent == agent), "")
 
     def _registered(self, outcome: Registered) -> None:
         peer = self._peers[outcome.instance]
-        if peer.blocks_handle >= 0:
-            self._agent.release_blocks(peer.blocks_handle)
-        peer.blocks_handle = outcome.blocks_handle
+        peer.old_tiers.append(peer.tiers)
+        peer.tiers = outcome.tiers
+        self._release_old(peer)
         if outcome.problem:
-            if outcome.loaded and not self._owner_of(outcome.loaded):
-                self._agent.remove_peer(outcome.loaded)
+            for name in outcome.loaded:
+                if not self._owner_of(name):
+                    self._remove(name)
             self._fail(peer, outcome.problem)
-            return
-        try:
-            length = min(mmap.PAGESIZE, self._block_bytes)
-            handle = self._agent.make_small_read(peer.agent, self._scratch, peer.base, length)
-            self._agent.post(handle)
-        except Exception as error:
-            self._fail(peer, describe(error))
-            return
-        self._warming.append(Warming(peer, handle, time.monotonic()))
-
-    def _look_at(self, warming: Warming) -> None:
-        problem = ""
-        try:
-            if not self._agent.poll(warming.handle):
-                if time.monotonic() < warming.posted + WARMING_DEADLINE_S:
-                    return
-                problem = f"a first READ of one page did not end within {WARMING_DEADLINE_S:.0f} s"
-        except Exception as error:
-            problem = describe(error)
-        self._warming.remove(warming)
-        self._agent.release(warming.handle)
-        if problem:
-            self._fail(warming.peer, problem)
         else:
-            self._ready(warming.peer)
+            self._ready(peer)
 
     def _ready(self, peer: Peer) -> None:
         seconds = time.monotonic() - peer.asked
@@ -202,9 +168,7 @@ class Peers:
             self._block_bytes,
         )
         while peer.waiting:
-            if lost := self._reads.start(peer.waiting.popleft(), peer):
-                self._fail(peer, lost)
-                return
+            self._reads.start(peer.waiting.popleft(), peer)
         self.settle(peer)
 
     def _fail(self, peer: Peer, problem: str) -> None:
@@ -225,6 +189,17 @@ class Peers:
 
     def _forget(self, peer: Peer) -> None:
         del self._peers[peer.instance]
-        if peer.blocks_handle >= 0:
-            self._agent.release_blocks(peer.blocks_handle)
-        self._agent.remove_peer(peer.agent)
+        peer.old_tiers.append(peer.tiers)
+        self._release_old(peer)
+        self._remove(peer.agent)
+
+    def _release_old(self, peer: Peer) -> None:
+        # A lane may yet have to make a READ by the handles that were its peer's when it was asked.
+        while peer.old_tiers and peer.open_reads == 0:
+            # After a failure fewer lanes have one.
+            for agent, tier in zip(self._agents, peer.old_tiers.pop(), strict=False):
+                agent.release_blocks(tier)
+
+    def _remove(self, name: str) -> None:
+        for agent in self._agents:
+            agent.remove_peer(name)

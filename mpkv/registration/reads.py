@@ -1,120 +1,167 @@
-"""Open READs: each is posted once, polled until it ends, and gets exactly one result.
+"""Open READs: each is split over lanes if that pays, and gets exactly one result.
 
-Only SUCCESS ends a READ. After an error or an exception its parts may still land, so its handle
-stays as it is, neither polled nor released, and its peer is never removed: the slots
-are safe again only when this process is gone.
+A READ with a part that failed after it was posted keeps its peer from being removed for ever,
+since its bytes may still land.
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpkv.messages import Read, ReadDone, ReadFailed
-from mpkv.registration.agent import Agent, describe
 from mpkv.registration.count import Count
+from mpkv.registration.lane import Lane, Part
 from mpkv.registration.outbox import Outbox
 from mpkv.registration.peer import Peer
 from mpkv.trace import Trace
 
+# Below this, handing a part to another thread costs more than copying it here.
+SMALLEST_PART = 4 << 20
+
+
+class Ended(NamedTuple):
+    """A READ that needs no further look. `lost`: why the peer has to be added again, or ""."""
+
+    peer: Peer
+    lost: str
+
 
 @dataclass(slots=True)
 class OpenRead:
+    """`parts` counts those that have not ended; `refused` says why one was never posted."""
+
     read: int
     peer: Peer
-    handle: int
     blocks: int
-    posted: float
+    since: float
+    parts: int
+    refused: str = ""
 
 
 class Reads:
-    """The READs of one initiator between its own tier and those of its peers.
-
-    `blocks_handle` describes the own tier of `blocks` blocks.
-    """
+    """The READs of one initiator between its own tier, of `blocks` blocks, and those of peers."""
 
     def __init__(
         self,
-        agent: Agent,
-        blocks_handle: int,
+        lanes: Sequence[Lane],
         blocks: int,
         block_bytes: int,
         outbox: Outbox,
         count: Count,
         trace: Trace,
     ) -> None:
-        self._agent = agent
-        self._blocks_handle = blocks_handle
+        self._lanes = lanes
+        # How many bytes each lane has been given and not done.
+        self._load = [0] * len(lanes)
         self._blocks = blocks
         self._block_bytes = block_bytes
         self._outbox = outbox
         self._count = count
         self._trace = trace
-        self._open: list[OpenRead] = []
+        # By numbers of our own: what a READ's parts belong to must not depend on its sender.
+        self._open: dict[int, OpenRead] = {}
+        self._numbers = 0
+        self._over: list[Ended] = []
 
     def newest(self) -> float:
         """When the youngest open READ was posted; 0.0 while none is open."""
-        return self._open[-1].posted if self._open else 0.0
+        return self._open[next(reversed(self._open))].since if self._open else 0.0
 
     def refuse(self, read: Read, detail: str) -> None:
         """Answer a READ that is certain never to have been posted."""
-        self._count("reads_refused")
-        self._trace("read_refused", read=read.read, detail=detail)
-        self._outbox.send(ReadFailed(read.read, detail, posted=False))
+        self._refused(read.read, detail)
 
-    def start(self, read: Read, peer: Peer) -> str:
-        """Post `read` to a registered peer. Returns "", or why the peer has to be added again."""
+    def start(self, read: Read, peer: Peer) -> None:
+        """Post `read` to a registered peer."""
         problem = self._problem(read, peer)
         if problem:
             self.refuse(read, problem)
-            return ""
+            return
         local, remote = _indexes(read.local), _indexes(read.remote)
-        try:
-            handle = self._agent.make_read(self._blocks_handle, local, peer.blocks_handle, remote)
-        except Exception as error:
-            lost = f"NIXL has lost its registration ({describe(error)})"
-            self.refuse(read, f"peer {read.instance} has to be added again: {lost}")
-            return lost
-        opened = OpenRead(read.read, peer, handle, len(local), time.monotonic())
+        lanes = self._lanes_for(len(local))
+        self._numbers += 1
+        number = self._numbers
+        self._open[number] = OpenRead(read.read, peer, len(local), time.monotonic(), len(lanes))
         peer.open_reads += 1
         self._count("reads")
         self._trace("read_posted", read=read.read, blocks=len(local), peer=read.instance)
-        if not self._ended(opened, first=True):
-            self._open.append(opened)
-        return ""
+        # Own lane last: it may copy the bytes right here, and the others copy meanwhile.
+        for lane, ours, theirs in zip(
+            reversed(lanes),
+            np.array_split(local, len(lanes)),
+            np.array_split(remote, len(lanes)),
+            strict=True,
+        ):
+            self._load[lane] += len(ours)
+            self._lanes[lane].submit(Part(number, peer.tiers[lane], ours, theirs))
+        self._collect()
 
-    def poll(self) -> list[Peer]:
-        """Look at every open READ once; return the peers of those that ended."""
-        looked_at = [(opened, self._ended(opened, first=False)) for opened in self._open]
-        self._open = [opened for opened, ended in looked_at if not ended]
-        return [opened.peer for opened, ended in looked_at if ended]
+    def poll(self) -> list[Ended]:
+        """Look at every open READ once; return those that ended since the last time."""
+        if self._open:
+            for lane in self._lanes:
+                lane.poll()
+            self._collect()
+        over, self._over = self._over, []
+        return over
 
-    def _ended(self, opened: OpenRead, *, first: bool) -> bool:
-        """True when `opened` got its result and needs no further look."""
-        try:
-            done = self._agent.post(opened.handle) if first else self._agent.poll(opened.handle)
-        except Exception as error:
-            self._quarantine(opened, describe(error))
-            return True
-        if done:
+    def _lanes_for(self, blocks: int) -> list[int]:
+        """Which lanes share a READ: those with the least to do, the first ones among equals."""
+        count = min(len(self._lanes), max(blocks * self._block_bytes // SMALLEST_PART, 1))
+        by_load = sorted(range(len(self._lanes)), key=self._load.__getitem__)
+        return sorted(by_load[: min(count, blocks)])
+
+    def _collect(self) -> None:
+        for index, lane in enumerate(self._lanes):
+            for part in lane.ended():
+                self._load[index] -= len(part.local)
+                self._take(part)
+
+    def _take(self, part: Part) -> None:
+        opened = self._open.get(part.read)
+        if opened is None:
+            return  # another part has failed before
+        if part.problem and part.posted:
+            del self._open[part.read]
+            self._quarantine(opened.read, part.problem)
+            return
+        if part.problem:
+            opened.refused = part.problem
+        opened.parts -= 1
+        if not opened.parts:
+            del self._open[part.read]
             self._finish(opened)
-        return done
 
     def _finish(self, opened: OpenRead) -> None:
-        seconds = time.monotonic() - opened.posted
+        """No part can write any more."""
         opened.peer.open_reads -= 1
+        if opened.refused:
+            lost = f"NIXL has lost its registration ({opened.refused})"
+            self._over.append(Ended(opened.peer, lost))
+            detail = f"peer {opened.peer.instance} has to be added again: {lost}"
+            self._refused(opened.read, detail)
+            return
+        self._over.append(Ended(opened.peer, ""))
+        seconds = time.monotonic() - opened.since
         self._count("blocks_read", opened.blocks)
         self._count("bytes_read", opened.blocks * self._block_bytes)
         self._trace("read_done", read=opened.read, seconds=seconds)
         self._outbox.send(ReadDone(opened.read, seconds))
-        self._agent.release(opened.handle)
 
-    def _quarantine(self, opened: OpenRead, detail: str) -> None:
-        """`open_reads` stays up on purpose: it keeps the peer from being removed."""
+    def _quarantine(self, read: int, detail: str) -> None:
+        """The peer's `open_reads` stays up on purpose: it keeps it from being removed."""
         self._count("reads_failed")
-        self._trace("read_failed", read=opened.read, detail=detail)
-        self._outbox.send(ReadFailed(opened.read, detail, posted=True))
+        self._trace("read_failed", read=read, detail=detail)
+        self._outbox.send(ReadFailed(read, detail, posted=True))
+
+    def _refused(self, read: int, detail: str) -> None:
+        self._count("reads_refused")
+        self._trace("read_refused", read=read, detail=detail)
+        self._outbox.send(ReadFailed(read, detail, posted=False))
 
     def _problem(self, read: Read, peer: Peer) -> str:
         if len(read.local) != len(read.remote) or len(read.local) % 4 or not read.local:

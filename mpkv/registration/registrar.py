@@ -1,13 +1,18 @@
 """The thread on which an initiator registers peers, so that its loop never waits for one."""
 
+import mmap
 import os
 import queue
 import threading
+import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mpkv.registration.agent import Agent, describe
+
+WARMING_DEADLINE_S = 3.0
+_WARMING_PAUSE_S = 2e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,25 +30,28 @@ class Registration:
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """The outcome. `blocks_handle` describes the peer's tier, -1 after a failure; `loaded`
-    is the agent that the metadata named, "" if it was not even loaded."""
+    """The outcome. `tiers` are handles of the peer's tier, one for each lane's agent; after a
+    failure, as many as there were. `loaded` names the agents that metadata was loaded of."""
 
     instance: str
-    blocks_handle: int
-    loaded: str
+    tiers: tuple[int, ...]
+    loaded: frozenset[str]
     problem: str
 
 
 class Registrar:
-    """Takes `Registration`s in order and leaves one `Registered` for each, signalling
-    `wake_fd` every time."""
+    """Takes `Registration`s in order, carries each out with all of `agents`, and leaves one
+    `Registered` for it, signalling `wake_fd` every time."""
 
-    def __init__(self, agent: Agent, wake_fd: int) -> None:
-        self._agent = agent
+    def __init__(self, agents: Sequence[Agent], wake_fd: int) -> None:
+        self._agents = agents
         self._wake_fd = wake_fd
         self._asked: queue.SimpleQueue[Registration] = queue.SimpleQueue()
         # Appending and popping from opposite ends is atomic under the GIL.
         self._outcomes: deque[Registered] = deque()
+        # Warming READs land here, never in the tier, so they may be given up at any time.
+        scratch = mmap.mmap(-1, mmap.PAGESIZE)
+        self._scratch = [agent.register(scratch) for agent in agents]
         threading.Thread(target=self._work, name="registrar", daemon=True).start()
 
     def submit(self, registration: Registration) -> None:
@@ -59,22 +67,44 @@ class Registrar:
             os.eventfd_write(self._wake_fd, 1)
 
     def _register(self, wanted: Registration) -> Registered:
-        loaded = ""
+        loaded: set[str] = set()
+        tiers: list[int] = []
+        problem = ""
         try:
-            if wanted.replaces is not None:
-                self._agent.remove_peer(wanted.replaces)
-            loaded = self._agent.add_peer(wanted.metadata)
-            if loaded != wanted.agent:
-                return Registered(
-                    wanted.instance,
-                    -1,
-                    loaded,
-                    f"its metadata belongs to NIXL agent {loaded!r}, expected {wanted.agent!r}",
+            for agent, scratch in zip(self._agents, self._scratch, strict=True):
+                if wanted.replaces is not None:
+                    agent.remove_peer(wanted.replaces)
+                name = agent.add_peer(wanted.metadata)
+                loaded.add(name)
+                if name != wanted.agent:
+                    problem = f"its metadata belongs to NIXL agent {name!r}, expected {wanted.agent!r}"
+                    break
+                tiers.append(
+                    agent.prepare_remote(name, wanted.base, wanted.block_bytes, wanted.blocks)
                 )
-            handle = self._agent.prepare_remote(
-                loaded, wanted.base, wanted.block_bytes, wanted.blocks
-            )
-            self._agent.connect(loaded)
+                agent.connect(name)
+                problem = _warm(agent, scratch, wanted)
+                if problem:
+                    break
         except Exception as error:
-            return Registered(wanted.instance, -1, loaded, describe(error))
-        return Registered(wanted.instance, handle, loaded, "")
+            problem = describe(error)
+        return Registered(wanted.instance, tuple(tiers), frozenset(loaded), problem)
+
+
+def _warm(agent: Agent, scratch: int, peer: Registration) -> str:
+    """One small READ pays for the connection, so that the first pull does not. Returns why it
+    failed, or ""."""
+    read = agent.make_small_read(
+        peer.agent, scratch, peer.base, min(mmap.PAGESIZE, peer.block_bytes)
+    )
+    until = time.monotonic() + WARMING_DEADLINE_S
+    try:
+        done = agent.post(read)
+        while not done:
+            if time.monotonic() > until:
+                return f"a first READ of one page did not end within {WARMING_DEADLINE_S:.0f} s"
+            time.sleep(_WARMING_PAUSE_S)
+            done = agent.poll(read)
+    finally:
+        agent.release(read)
+    return ""

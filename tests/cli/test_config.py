@@ -149,6 +149,11 @@ def test_listening_and_advertised_addresses_are_two_settings(tmp_path: Path) -> 
         ),
         (
             "[tier]",
+            "[nixl]\nlanes = 0\n[tier]",
+            "[nixl] lanes: expected 1 to 16, found 0; write 2.",
+        ),
+        (
+            "[tier]",
             '[vllm.env]\nPYTHONHASHSEED = "3"\n[tier]',
             "[vllm] env: PYTHONHASHSEED must be equal on all nodes; "
             "set hash_seed in [cluster] instead.",

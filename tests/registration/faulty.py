@@ -1,6 +1,7 @@
-"""The registration process with a fault put into its agent; FAULT in the environment says which.
+"""The registration process with a fault put into an agent; FAULT in the environment says which,
+and FAULTY_LANE, from 1, in whose.
 
-Faults hit the second READ (the first and later ones work), or the start.
+Faults hit the agent's second READ (the first and later ones work), or its start.
 """
 
 import ctypes
@@ -15,6 +16,7 @@ from mpkv.registration.__main__ import main
 from mpkv.registration.agent import Agent
 
 FAULT = os.environ["FAULT"]
+FAULTY_LANE = int(os.environ["FAULTY_LANE"])
 HANG_S = 600.0
 
 
@@ -25,6 +27,7 @@ class FaultyAgent(Agent):
         if FAULT == "hang at start with the GIL":
             ctypes.PyDLL(None).pause()
         super().__init__(name, backends, progress_thread=progress_thread)
+        self._faulty = name.endswith(f".{FAULTY_LANE}") == (FAULTY_LANE > 1)
         self._made = 0
         self._peer = ""
         self._second = -1
@@ -35,7 +38,7 @@ class FaultyAgent(Agent):
 
     def make_read(self, *sides: Any) -> int:
         self._made += 1
-        if self._made != 2:
+        if self._made != 2 or not self._faulty:
             return super().make_read(*sides)
         if FAULT == "peer removed behind its back":
             super().remove_peer(self._peer)

@@ -2,11 +2,13 @@
 
 import mmap
 import os
+import signal
 import subprocess
 import time
 import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -62,6 +64,7 @@ class Helper:
         block_bytes: int,
         module: str = "mpkv.registration",
         backends: tuple[str, ...] = ("UCX",),
+        lanes: int = 2,
     ) -> None:
         self.instance = uuid.uuid4().hex
         self.blocks, self.block_bytes = blocks, block_bytes
@@ -89,6 +92,7 @@ class Helper:
             to_control=RingEnds(from_helper.fd, -1),
             trace_dir="",
             ledger_fd=self.ledger.fd,
+            lanes=lanes,
         )
         fds = [self.tier_fd, self.engine.pidfd, self.control.pidfd, self._wake_fd]
         fds += [self._to_helper.fd, from_helper.fd, self.ledger.fd]
@@ -120,6 +124,15 @@ class Helper:
                     return found
             assert self.process.alive(), "the process is gone"
             assert time.monotonic() < until, f"nothing came; there is {self.results}"
+            time.sleep(0.001)
+
+    def stop(self) -> None:
+        """Stop the process, and return only when each of its threads has stopped."""
+        self.process.signal(signal.SIGSTOP)
+        until = time.monotonic() + LIMIT_S
+        tasks = Path(f"/proc/{self.process.pid}/task")
+        while any(_state(task) != "T" for task in tasks.iterdir()):
+            assert time.monotonic() < until, "the process does not stop"
             time.sleep(0.001)
 
     def exit_code(self, within_s: float) -> int:
@@ -159,8 +172,9 @@ class Initiator(Helper):
         block_bytes: int = 65536,
         module: str = "mpkv.registration",
         backends: tuple[str, ...] = ("UCX",),
+        lanes: int = 2,
     ) -> None:
-        super().__init__("initiator", blocks, block_bytes, module, backends)
+        super().__init__("initiator", blocks, block_bytes, module, backends, lanes)
         self._reads = 0
 
     def send(self, message: ToInitiator) -> None:
@@ -239,6 +253,10 @@ class Initiator(Helper):
         """Return once everything sent so far has been handled: the ring keeps order."""
         answer = self.answer(self.read("nobody", [0], [0]))
         assert isinstance(answer, ReadFailed)
+
+
+def _state(task: Path) -> str:
+    return (task / "stat").read_text().rpartition(")")[2].split()[0]
 
 
 def _answers(read: int, result: FromRegistration) -> ReadDone | ReadFailed | None:

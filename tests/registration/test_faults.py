@@ -7,15 +7,17 @@ import pytest
 from mpkv.messages import ReadFailed
 from tests.registration.harness import Helper, Initiator, Target
 
+MIB = 1 << 20
 StartTarget = Callable[..., Target]
-StartFaulty = Callable[[str], Initiator]
+StartFaulty = Callable[..., Initiator]
 
 
 @pytest.fixture
 def start_faulty(helpers: list[Helper], monkeypatch: pytest.MonkeyPatch) -> StartFaulty:
-    def start(fault: str) -> Initiator:
+    def start(fault: str, lane: int = 1, block_bytes: int = 65536) -> Initiator:
         monkeypatch.setenv("FAULT", fault)
-        initiator = Initiator(module="tests.registration.faulty")
+        monkeypatch.setenv("FAULTY_LANE", str(lane))
+        initiator = Initiator(block_bytes=block_bytes, module="tests.registration.faulty")
         helpers.append(initiator)
         return initiator
 
@@ -55,6 +57,47 @@ def test_a_peer_removed_behind_its_back_recovers_when_added_again(
     initiator.add(target)
     initiator.fetched(target, [2], [2])
     assert initiator.answers(failing) == 1
+
+
+@pytest.mark.parametrize("lane", [1, 2])
+@pytest.mark.parametrize("fault", ["post raises", "poll raises"])
+def test_a_part_that_fails_fails_its_whole_read_once(
+    start_faulty: StartFaulty, start_target: StartTarget, fault: str, lane: int
+) -> None:
+    initiator = start_faulty(fault, lane, block_bytes=MIB)
+    target = start_target(block_bytes=MIB)
+    initiator.add(target)
+    initiator.fetched(target, range(16), range(16))
+    failing = initiator.read(target.instance, range(16, 32), range(16, 32))
+    assert initiator.answer(failing) == ReadFailed(failing, "OSError: injected", posted=True)
+    initiator.fetched(target, range(32, 64), range(32, 64))
+    initiator.remove(target)
+    assert initiator.counted()["peers_removed"] == 0
+    assert initiator.answers(failing) == 1
+
+
+@pytest.mark.parametrize("lane", [1, 2])
+def test_a_read_of_which_one_part_cannot_start_leaves_its_slots_free(
+    start_faulty: StartFaulty, start_target: StartTarget, lane: int
+) -> None:
+    initiator = start_faulty("peer removed behind its back", lane, block_bytes=MIB)
+    target = start_target(block_bytes=MIB)
+    initiator.add(target)
+    initiator.fetched(target, range(16), range(16))
+    failing = initiator.read(target.instance, range(16, 32), range(16, 32))
+    answer = initiator.answer(failing)
+    assert isinstance(answer, ReadFailed)
+    assert not answer.posted
+    assert "has to be added again" in answer.detail
+    # Nothing of it may land any more.
+    initiator.tier[16 * MIB : 32 * MIB] = bytes(16 * MIB)
+    assert "lost its registration" in initiator.not_added(target.instance)
+    initiator.add(target)
+    initiator.fetched(target, range(32, 64), range(32, 64))
+    assert initiator.tier[16 * MIB : 32 * MIB] == bytes(16 * MIB)
+    assert initiator.answers(failing) == 1
+    initiator.remove(target)
+    assert initiator.counted()["peers_removed"] == 1
 
 
 def test_an_agent_that_hangs_at_start_ends_the_process(

@@ -104,7 +104,7 @@ def test_a_stopped_peer_does_not_stop_the_others(
     stopped, well = start_target(seed=1), start_target(seed=2)
     initiator.add(stopped)
     initiator.add(well)
-    stopped.process.signal(signal.SIGSTOP)
+    stopped.stop()
     # Between processes of one host the bytes come without the target's help; over a
     # network there is no answer before it runs again.
     read = initiator.read(stopped.instance, [1], [1])
@@ -121,7 +121,7 @@ def test_a_peer_that_hangs_while_it_is_added_fails_and_recovers(
 ) -> None:
     hanging, well = start_target(seed=1), start_target(seed=2)
     peer = hanging.as_peer()
-    hanging.process.signal(signal.SIGSTOP)
+    hanging.stop()
     initiator.send(peer)
     read = initiator.read(hanging.instance, [1], [1])
     initiator.add(well)

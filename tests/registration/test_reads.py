@@ -1,13 +1,16 @@
 """READs between real processes: right bytes, one answer each, refusals that say why."""
 
+import itertools
 import random
 from collections.abc import Callable
 
 import msgspec
+import pytest
 
 from mpkv.messages import Read, ReadDone, ReadFailed
 from tests.registration.harness import Helper, Initiator, Target
 
+MIB = 1 << 20
 StartTarget = Callable[..., Target]
 
 
@@ -26,6 +29,35 @@ def test_many_blocks_in_random_order(helpers: list[Helper], start_target: StartT
         initiator.fetched(
             target, chance.sample(range(1100), count), chance.sample(range(1200), count)
         )
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3])
+def test_large_reads_shared_by_lanes(
+    helpers: list[Helper], start_target: StartTarget, lanes: int
+) -> None:
+    initiator = Initiator(blocks=72, block_bytes=MIB, lanes=lanes)
+    helpers.append(initiator)
+    peers = [start_target(block_bytes=MIB, seed=seed) for seed in (1, 2)]
+    for peer in peers:
+        initiator.add(peer)
+    chance = random.Random(lanes)
+    for _ in range(10):
+        # All at once, into slots of their own.
+        local = chance.sample(range(72), 72)
+        remote = [chance.sample(range(64), 36) for _ in peers]
+        cuts = [0, 1, chance.randrange(2, 12), 36]
+        asked = [
+            (peer, theirs[low:high], local[36 * side :][low:high])
+            for side, (peer, theirs) in enumerate(zip(peers, remote, strict=True))
+            for low, high in itertools.pairwise(cuts)
+        ]
+        chance.shuffle(asked)
+        reads = [initiator.read(peer.instance, theirs, ours) for peer, theirs, ours in asked]
+        for read, (peer, theirs, ours) in zip(reads, asked, strict=True):
+            assert isinstance(initiator.answer(read), ReadDone)
+            initiator.check(peer, theirs, ours)
+        assert all(initiator.answers(read) == 1 for read in reads)
+        initiator.results.clear()
 
 
 def test_blocks_that_were_not_asked_for_stay_as_they_are(
