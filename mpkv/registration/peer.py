@@ -20,8 +20,9 @@ class Peer:
     """One life of a peer's target, keyed by `instance`.
 
     `tiers` are the handles by which each lane's agent knows its tier, none before they were
-    prepared; `old_tiers` those of before it was added anew. `open_reads` counts READs that are posted and did not end in success; while it
-    is not zero the agent is not removed. `leaving` says that RemovePeer came.
+    prepared; `old_tiers` those of before it was added anew. `open_reads` counts READs that
+    are posted and did not end in success; while it is not zero the agent is not removed.
+    `leaving` says that RemovePeer came.
     """
 
     instance: str

@@ -77,7 +77,9 @@ class Registrar:
                 name = agent.add_peer(wanted.metadata)
                 loaded.add(name)
                 if name != wanted.agent:
-                    problem = f"its metadata belongs to NIXL agent {name!r}, expected {wanted.agent!r}"
+                    problem = (
+                        f"its metadata belongs to NIXL agent {name!r}, expected {wanted.agent!r}"
+                    )
                     break
                 tiers.append(
                     agent.prepare_remote(name, wanted.base, wanted.block_bytes, wanted.blocks)
