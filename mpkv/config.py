@@ -16,6 +16,8 @@ from mpkv.config_text import decode, parse_size, read_toml, refuse
 from mpkv.errors import ConfigRefused
 from mpkv.settings import EngineSettings, PeerAddress, is_loopback
 
+# It comes on top of what other pulls may claim, a quarter.
+LARGEST_HEAD_START = 0.125
 HASH_ALGORITHMS = ("sha256_cbor", "xxhash_cbor")
 
 
@@ -55,7 +57,11 @@ class TierSection(_Section, frozen=True):
 
 
 class PullSection(_Section, frozen=True):
+    """`head_start` is the share of the tier kept ready for pulls that begin while the
+    scheduler is still busy with a step."""
+
     deadline_s: float = 10.0
+    head_start: float = 0.0
 
 
 class NixlSection(_Section, frozen=True):
@@ -151,6 +157,7 @@ class Cluster:
             allow_insecure=self.cluster.allow_insecure,
             peers=peers,
             deadline_s=self.pull.deadline_s,
+            head_start=self.pull.head_start,
             backends=self.nixl.backends,
             lanes=self.nixl.lanes,
             revision=self.vllm.revision,
@@ -223,6 +230,13 @@ def _check_values(cluster: Cluster) -> None:
             "[pull] deadline_s",
             f"expected seconds above 0 and up to 59, found {cluster.pull.deadline_s}; "
             "write for example 10.0",
+        )
+    if not 0 <= cluster.pull.head_start <= LARGEST_HEAD_START:
+        refuse(
+            path,
+            "[pull] head_start",
+            f"expected a share of the tier from 0 to {LARGEST_HEAD_START}, found "
+            f"{cluster.pull.head_start}; write for example 0.05",
         )
     if not cluster.nixl.backends:
         refuse(path, "[nixl] backends", 'expected NIXL backends, found none; write ["UCX"]')

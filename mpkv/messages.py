@@ -76,7 +76,8 @@ class ControlStart(msgspec.Struct, frozen=True):
     """`instance` names this life of the control plane; it changes with every restart.
 
     `supervisor_fd` is a SOCK_SEQPACKET socket on which `InitiatorUp` messages arrive.
-    `peers` are `host:port` strings to connect and warm at start.
+    `peers` are `host:port` strings to connect and warm at start. The engine has one ring to
+    the control plane for each of its threads that pulls.
     """
 
     node: str
@@ -92,7 +93,7 @@ class ControlStart(msgspec.Struct, frozen=True):
     target_pidfd: int
     supervisor_fd: int
     wake_fd: int
-    from_engine: RingEnds
+    from_engine: tuple[RingEnds, ...]
     to_engine: RingEnds
     from_target: RingEnds
     deadline_s: float

@@ -31,9 +31,10 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `listen` is the address the control plane binds, `port` its base port (rank `r`
     uses `port + r`). `advertise` is the address by which peers reach this node.
     `peers` are connected and warmed in the background. `deadline_s` bounds each pull
-    from its start, in seconds. `backends` are NIXL backend names, `lanes` how many of its
-    agents share a large READ. `huge_pages` "auto" lays them under the tier where /dev/shm
-    gives them.
+    from its start, in seconds; `head_start` is the share of the tier kept ready for pulls
+    that begin before the scheduler has heard of their request. `backends` are NIXL backend
+    names, `lanes` how many of its agents share a large READ. `huge_pages` "auto" lays them
+    under the tier where /dev/shm gives them.
     `trace_dir`, when set, receives one JSON-lines file of time-stamped events per
     process.
     """
@@ -45,6 +46,7 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     allow_insecure: bool = False
     peers: tuple[PeerAddress, ...] = ()
     deadline_s: float = 10.0
+    head_start: float = 0.0
     backends: tuple[str, ...] = ("UCX",)
     lanes: int = 2
     revision: str = ""

@@ -68,10 +68,10 @@ class ControlPlane:
         # Rings stay referenced: their sides are views of their mappings.
         self._rings = [
             Ring.attach(ends.ring_fd)
-            for ends in (start.from_engine, start.to_engine, start.from_target)
+            for ends in (start.to_engine, start.from_target, *start.from_engine)
         ]
-        from_engine, to_engine, from_target = self._rings
-        self._from_engine = from_engine.consumer(start.wake_fd)
+        to_engine, from_target, *from_engine = self._rings
+        self._from_engine = [ring.consumer(start.wake_fd) for ring in from_engine]
         self._from_target = from_target.consumer(start.wake_fd)
         self._engine = EngineLink(to_engine.producer(start.to_engine.wake_fd))
         self._initiator: InitiatorProcess | None = None
@@ -140,8 +140,9 @@ class ControlPlane:
                 self._source.target_ready(message)
         self._take_initiator(now)
         if not self._engine.blocked:
-            for record in _records(self._from_engine):
-                self._destination.from_engine(self._decode_engine(record), now)
+            for consumer in self._from_engine:
+                for record in _records(consumer):
+                    self._destination.from_engine(self._decode_engine(record), now)
 
     def _take_initiator(self, now: float) -> None:
         initiator = self._living_initiator()
@@ -239,7 +240,7 @@ class ControlPlane:
         """The rings whose records are welcome now."""
         consumers = [self._from_target]
         if not self._engine.blocked:
-            consumers.append(self._from_engine)
+            consumers += self._from_engine
         initiator = self._living_initiator()
         if initiator is not None:
             consumers.append(initiator.consumer)

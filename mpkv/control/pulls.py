@@ -167,7 +167,9 @@ class Pulls:
             self._fail(pull, Failure(MissReason.TRANSFER_FAILED, detail))
             return
         pull.step = Step.GRANTED
-        pull.lease, pull.remote, pull.granted_at = grant.lease, grant.blocks, now
+        pull.lease, pull.remote = grant.lease, grant.blocks
+        # The turn of the loop may have begun before the pull did.
+        pull.granted_at = max(now, pull.wanted.started)
         pull.slots = pull.wanted.slots[: 2 * len(pull.indexes)]
         self._answers.traced("grant_received", pull)
         self._read_when_registered(pull, now)

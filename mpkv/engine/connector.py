@@ -1,12 +1,11 @@
 """`MpkvConnector`: vLLM's offloading connector, with pulls from peers.
 
-A pull starts when the scheduler hears of a request and is usually over before the
-scheduler first looks at it.
+A pull starts when the scheduler hears of a request, or with `head_start` when the engine
+does, and is usually over before the scheduler first looks at it.
 """
 
 import logging
 import math
-from typing import Any
 
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
@@ -17,19 +16,23 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import (
     build_offloading_config,
 )
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
+    KV_LOAD_TIERS_KEY,
+)
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import (
     OffloadingConnector,
 )
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
-from vllm.v1.kv_offload.base import Locality, Medium
+from vllm.v1.kv_offload.base import Locality, Medium, make_offload_key
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
 from mpkv.engine.compatibility import build_compatibility
+from mpkv.engine.input_thread import listen
 from mpkv.engine.logs import log_beside_vllm
 from mpkv.engine.manager import MpkvManager
-from mpkv.engine.source import parse_source
+from mpkv.engine.source import find_source, parse_source
 from mpkv.errors import ConfigRefused
 from mpkv.messages import KeyGroup
 
@@ -58,8 +61,35 @@ class MpkvConnector(OffloadingConnector):
         manager.start(
             build_compatibility(vllm_config, offloading, manager.settings, manager.block_bytes)
         )
+        if manager.settings.head_start:
+            listen(self)
 
     # --- requests --------------------------------------------------------------------
+
+    def received(self, request: Request) -> None:
+        """Begin the request's pull at once. Called on vLLM's input thread: reads the shared
+        table and takes from a stock, and touches nothing else that the scheduler uses."""
+        params = request.kv_transfer_params
+        source = find_source(params)
+        if (
+            source is None
+            or not _wants_pull(request)
+            or request.abort_immediately
+            # Whether these allow it is decided where vLLM reads them.
+            or (params and KV_LOAD_TIERS_KEY in params)
+        ):
+            return
+        packed = [
+            b"".join(
+                make_offload_key(block_hash, group.group_idx)
+                for block_hash in request.block_hashes[
+                    group.hashes_per_chunk - 1 :: group.hashes_per_chunk
+                ]
+            )
+            for group in self.scheduler.config.kv_group_configs
+        ]
+        groups, present = self._key_groups(packed, request.num_tokens)
+        self._manager.pulls.begin(request.request_id, source, groups, present)
 
     def on_new_request(self, request: Request) -> None:
         super().on_new_request(request)
@@ -84,23 +114,27 @@ class MpkvConnector(OffloadingConnector):
         return matched
 
     def _start_pull(self, request: Request) -> None:
+        if self._manager.pulls.claim(request.request_id):
+            return
         source = parse_source(request.kv_transfer_params)
-        if source is None or request.skip_reading_prefix_cache or request.resumable:
+        if source is None or not _wants_pull(request):
             return
         status = self.scheduler._req_status[request.request_id]
         if not status.req_context.load_tier_filter.allows(Medium.CPU, Locality.REMOTE):
             return
         status.update_offload_keys()
-        groups, present = self._key_groups(status)
+        packed = [b"".join(group.offload_keys) for group in status.group_states]
+        groups, present = self._key_groups(packed, status.req.num_tokens)
         if any(group.keys for group in groups):
             self._manager.pulls.start(request.request_id, source, groups, present)
 
-    def _key_groups(self, status: Any) -> tuple[tuple[KeyGroup, ...], bytes]:
-        """The request's keys per group, less the leading tokens that are here already;
-        and the keys of those."""
+    def _key_groups(
+        self, packed: list[bytes], num_tokens: int
+    ) -> tuple[tuple[KeyGroup, ...], bytes]:
+        """A request's keys per group, less the leading tokens that are here already; and
+        the keys of those."""
         configs = self.scheduler.config.kv_group_configs
-        packed = [b"".join(group.offload_keys) for group in status.group_states]
-        windows = [config.load_window_size_in_chunks(status.req.num_tokens) for config in configs]
+        windows = [config.load_window_size_in_chunks(num_tokens) for config in configs]
         steps = [config.tokens_per_chunk for config in configs]
         size = self._manager.ledger.key_size
         here = 0
@@ -148,6 +182,10 @@ class MpkvConnector(OffloadingConnector):
         meta = super().build_connector_meta(scheduler_output)
         self._manager.trace("step_scheduled", tokens=scheduler_output.total_num_scheduled_tokens)
         return meta
+
+
+def _wants_pull(request: Request) -> bool:
+    return not (request.skip_reading_prefix_cache or request.resumable)
 
 
 def _refuse_what_is_not_supported(vllm_config: VllmConfig) -> None:

@@ -28,7 +28,8 @@ from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from mpkv.engine.metrics import Meter
-from mpkv.engine.pulls import SLOT_BYTES, PullBook
+from mpkv.engine.open_pull import SLOT_BYTES
+from mpkv.engine.pulls import PullBook
 from mpkv.engine.region import DataRegion
 from mpkv.engine.supervisor import Supervisor
 from mpkv.memory import FILLING, MISS_SLOT, Ledger, block_ids
@@ -90,6 +91,7 @@ class MpkvManager(OffloadingManager):
             settings.deadline_s,
             self.trace,
             self._changed,
+            settings.head_start,
         )
         self._supervisor.start()
 

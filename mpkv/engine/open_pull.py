@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from mpkv.messages import KeyGroup, MissReason
+from mpkv.messages import KeyGroup, MissReason, Pull
+
+SLOT_BYTES = 8
 
 
 class PullMeter(Protocol):
@@ -16,7 +18,7 @@ class PullMeter(Protocol):
     def missed(self, peer: str, reason: MissReason, detail: str) -> None: ...
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class OpenPull:
     """A pull from its request until nothing of it is left; `slots` are its own."""
 
@@ -35,3 +37,16 @@ class OpenPull:
     generation: int = 0
     # The request no longer waits: it ended, gave up at its deadline, or never will.
     settled: bool = False
+
+
+def as_message(pull: OpenPull) -> Pull:
+    return Pull(
+        pull.number,
+        pull.request,
+        pull.peer,
+        pull.groups,
+        pull.slots,
+        pull.epoch,
+        pull.started,
+        pull.deadline,
+    )

@@ -5,7 +5,6 @@ end of its generation, or, for the request that waits on it, by its deadline. No
 here blocks, and nothing allocates outside `start` and `start_waiting`.
 """
 
-import array
 import itertools
 import logging
 import time
@@ -14,8 +13,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from mpkv.engine.fit import fit, slots_of
-from mpkv.engine.open_pull import OpenPull, PullMeter
+from mpkv.engine.claims import Claims
+from mpkv.engine.early import EarlyPulls
+from mpkv.engine.fit import KeyPicker, fit, slots_of
+from mpkv.engine.open_pull import SLOT_BYTES, OpenPull, PullMeter, as_message
 from mpkv.engine.supervisor import Link, Supervisor
 from mpkv.errors import SegmentRefused
 from mpkv.memory import LANDING, PUBLISHED, Ledger
@@ -23,7 +24,6 @@ from mpkv.messages import (
     CancelPull,
     KeyGroup,
     MissReason,
-    Pull,
     Pulled,
     PullFailed,
     SlotsReturned,
@@ -33,10 +33,6 @@ from mpkv.trace import Trace
 
 log = logging.getLogger("mpkv.engine")
 
-SLOT_BYTES = 8
-INDEX_BYTES = 4
-# Of the tier: what pulls in flight and pulled blocks not yet used may hold together.
-CLAIM_SHARE = 4
 # Records taken per call, so that one call stays short however much has piled up.
 RECORDS_PER_CALL = 64
 # How long after its deadline a pull without an answer means a control plane that hangs.
@@ -56,28 +52,50 @@ class PullBook:
         deadline_s: float,
         trace: Trace,
         on_change: Callable[[bytes, bytes], None],
+        head_start: float = 0.0,
     ) -> None:
-        """`on_change(stored, evicted)` hears of keys that came and went, packed."""
+        """`on_change(stored, evicted)` hears of keys that came and went, packed. `head_start` is
+        the share of the tier that is kept ready for pulls that begin early."""
         self._ledger = ledger
         self._supervisor = supervisor
         self._meter = meter
         self._deadline_s = deadline_s
         self._trace = trace
         self._on_change = on_change
-        self._claimable = max(ledger.blocks // CLAIM_SHARE, 1)
-        self._claimed = 0
+        self._claims = Claims(ledger)
+        stock = int(ledger.blocks * head_start)
+        self._early = EarlyPulls(supervisor, stock, ledger.key_size, deadline_s)
+        # The last generation whose processes are known to be reaped.
+        self._ended = 0
         self._numbers = itertools.count(1)
         self._open: dict[int, OpenPull] = {}
         self._held: dict[int, OpenPull] = {}
         self._waiting: deque[OpenPull] = deque()
         self._by_request: dict[str, OpenPull] = {}
-        self._pins: dict[str, bytes] = {}
         self._adopted_keys: dict[str, bytes | frozenset[bytes]] = {}
-        self._identity = b""
+        self._picker = KeyPicker(ledger.key_size)
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(ToEngine).decode
 
     # --- for the connector -----------------------------------------------------------
+
+    def begin(self, request: str, peer: str, groups: tuple[KeyGroup, ...], present: bytes) -> bool:
+        """Begin a pull on vLLM's input thread, if there is a stock for it; `start` finds it.
+
+        Touches nothing that is the scheduler thread's.
+        """
+        number = next(self._numbers)
+        return self._early.begin(number, request, peer, groups, present, self._ledger.epoch)
+
+    def claim(self, request: str) -> bool:
+        """The request has come; False if no pull has begun for it before."""
+        self._take_early()
+        pull = self._early.claim(request)
+        if pull is None:
+            return False
+        self._by_request[request] = pull
+        self._trace("pull_claimed", pull=pull.number, request=request, started=pull.started)
+        return True
 
     def start(
         self, request: str, peer: str, groups: tuple[KeyGroup, ...], present: bytes = b""
@@ -89,7 +107,7 @@ class PullBook:
         """
         if request in self._by_request:
             return
-        groups = fit(groups, self._claimable, self._ledger.key_size)
+        groups = fit(groups, self._claims.most, self._ledger.key_size)
         keys = groups[0].keys if len(groups) == 1 else b"".join(group.keys for group in groups)
         now = time.monotonic()
         pull = OpenPull(
@@ -123,10 +141,7 @@ class PullBook:
 
     def looked_up(self, request: str) -> None:
         """The request has seen its blocks; what it wants it pins by itself now."""
-        pins = self._pins.pop(request, b"")
-        if pins:
-            self._ledger.unpin_many(pins)
-            self._claimed -= len(pins) // SLOT_BYTES
+        self._claims.let_go(request)
 
     def adopted(self, request: str, key: bytes) -> bool:
         """Whether `key` came to this engine by the pull of this very request."""
@@ -155,6 +170,7 @@ class PullBook:
 
     def drain(self) -> None:
         """Take what the helpers have announced. Adopts, frees, never allocates."""
+        self._take_early()
         while self._supervisor.dead:
             self._end_generation(self._supervisor.dead.popleft())
         link = self._supervisor.link
@@ -180,24 +196,35 @@ class PullBook:
             if pull.settled:
                 self._waiting.popleft()
                 continue
-            if self._claimed + pull.count > self._claimable:
+            if not self._claims.fits(pull.count):
                 return
-            self._keep(pull)
+            self._claims.keep(pull)
             allocated = self._ledger.allocate(pull.count, LANDING)
             if allocated is None:
                 self.looked_up(pull.request)
                 return
             self._waiting.popleft()
             pull.slots, evicted = allocated
-            self._claimed += pull.count
+            self._claims.take(pull.count)
             if evicted:
                 self._on_change(b"", evicted)
             self._send(pull)
+        self._restock()
+
+    def _restock(self) -> None:
+        """Only what is not claimed: requests that wait for room come first."""
+        missing = self._early.missing()
+        if missing and self._claims.fits(missing):
+            allocated = self._ledger.allocate(missing, LANDING)
+            if allocated is not None:
+                slots, evicted = allocated
+                self._early.restock(slots)
+                if evicted:
+                    self._on_change(b"", evicted)
 
     def cache_reset(self) -> None:
         """What open pulls bring is of the old content; `Pulled` is refused by epoch."""
-        for request in list(self._pins):
-            self.looked_up(request)
+        self._claims.let_all_go()
         self._adopted_keys.clear()
         for pull in [*self._open.values(), *self._waiting]:
             if not pull.settled:
@@ -208,43 +235,39 @@ class PullBook:
 
     # --- one pull --------------------------------------------------------------------
 
-    def _keep(self, pull: OpenPull) -> None:
-        """Pin what is here, so that the pull does not evict what it is to follow.
+    def _take_early(self) -> None:
+        """Enter what the input thread has begun; from then on it is like any other pull."""
+        for pull in self._early.begun():
+            # Beyond what the others may claim: the stock was kept free for it.
+            self._claims.keep(pull)
+            self._claims.take(pull.count)
+            self._open[pull.number] = pull
+            self._trace("pull_started", pull=pull.number, request=pull.request, peer=pull.peer)
+            if pull.generation <= self._ended:
+                del self._open[pull.number]
+                self._drop(pull, MissReason.HELPERS_DOWN, "the helpers died")
+        for pull in self._early.unsent():
+            if self._open.pop(pull.number, None) is not None:
+                self._drop(pull, MissReason.QUEUE_FULL, "the ring to the control plane is full")
+        for pull in self._early.abandoned(time.monotonic()):
+            self._by_request[pull.request] = pull
+            self.finished(pull.request)
 
-        Only at the pull's turn, and beside it: a request that held a claim while it waits
-        for room would wait for itself, or for another that does the same.
-        """
-        count = len(pull.present) // self._ledger.key_size
-        if count and self._claimed + count + pull.count <= self._claimable:
-            self._pin(pull.request, self._ledger.pin_many(pull.present))
-        elif count:
-            self._ledger.touch_many(pull.present)
-
-    def _pin(self, request: str, slots: bytes) -> None:
-        self._pins[request] = self._pins.get(request, b"") + slots
-        self._claimed += len(slots) // SLOT_BYTES
+    def _drop(self, pull: OpenPull, reason: MissReason, detail: str) -> None:
+        """A miss, with slots that nobody else will ever write."""
+        self._release(pull)
+        if not pull.settled:
+            self._settle(pull, reason, detail)
 
     def _send(self, pull: OpenPull) -> None:
         link = self._supervisor.link
         if link is None:
-            self._release(pull)
-            self._settle(pull, MissReason.HELPERS_DOWN, "the helpers are not running")
+            self._drop(pull, MissReason.HELPERS_DOWN, "the helpers are not running")
             return
-        message = Pull(
-            pull.number,
-            pull.request,
-            pull.peer,
-            pull.groups,
-            pull.slots,
-            pull.epoch,
-            pull.started,
-            pull.deadline,
-        )
         pull.generation = link.generation
-        record = self._encode(message)
+        record = self._encode(as_message(pull))
         if len(record) > link.max_record or not link.to_control.push(record):
-            self._release(pull)
-            self._settle(pull, MissReason.QUEUE_FULL, "the ring to the control plane is full")
+            self._drop(pull, MissReason.QUEUE_FULL, "the ring to the control plane is full")
             return
         self._open[pull.number] = pull
         self._trace("pull_started", pull=pull.number, request=pull.request, peer=pull.peer)
@@ -258,17 +281,16 @@ class PullBook:
 
     def _release(self, pull: OpenPull) -> None:
         self._ledger.free(pull.slots)
-        self._claimed -= len(pull.slots) // SLOT_BYTES
+        self._claims.give_back(pull.slots)
         pull.slots = b""
 
     def _end_generation(self, generation: int) -> None:
         """Its processes are reaped: no READ of theirs can write any more."""
+        self._ended = generation
         for book in (self._open, self._held):
             for pull in [p for p in book.values() if p.generation == generation]:
                 del book[pull.number]
-                self._release(pull)
-                if not pull.settled:
-                    self._settle(pull, MissReason.HELPERS_DOWN, "the helpers died")
+                self._drop(pull, MissReason.HELPERS_DOWN, "the helpers died")
 
     def _distrust_if_overdue(self, link: Link) -> None:
         """A control plane that lives answers every pull by its deadline."""
@@ -297,6 +319,8 @@ class PullBook:
                 del self._held[message.pull]
                 self._release(held)
             return
+        if message.pull not in self._open:
+            self._take_early()
         pull = self._open.get(message.pull)
         if pull is None or pull.generation != link.generation:
             log.debug("a record for pull %s, which is not open; dropped", message.pull)
@@ -308,20 +332,18 @@ class PullBook:
             self._fail(pull, message)
 
     def _fail(self, pull: OpenPull, message: PullFailed) -> None:
-        if message.slots_held:
-            self._held[pull.number] = pull
-        else:
-            self._release(pull)
+        if not message.slots_held:
+            self._drop(pull, message.reason, message.detail)
+            return
+        self._held[pull.number] = pull
         if not pull.settled:
             self._settle(pull, message.reason, message.detail)
 
     def _adopt(self, pull: OpenPull, message: Pulled) -> None:
         if pull.epoch != self._ledger.epoch:
-            self._release(pull)
-            if not pull.settled:
-                self._settle(pull, MissReason.CACHE_RESET, "the cache was reset")
+            self._drop(pull, MissReason.CACHE_RESET, "the cache was reset")
             return
-        keys = self._keys_at(pull, message.indexes)
+        keys = self._picker.pick(pull.keys, message.indexes)
         used = len(message.slots)
         if (
             keys is None
@@ -363,7 +385,7 @@ class PullBook:
         unused = pull.slots[len(slots) :]
         if unused:
             self._ledger.free(unused)
-        self._claimed -= len(pull.slots) // SLOT_BYTES
+        self._claims.give_back(pull.slots)
         pull.slots = b""
         published, stored = slots, keys
         if results.count(PUBLISHED) != len(results):
@@ -372,26 +394,6 @@ class PullBook:
             published = b"".join(slots[i * SLOT_BYTES : (i + 1) * SLOT_BYTES] for i in good)
             stored = b"".join(keys[i * size : (i + 1) * size] for i in good)
         if pin:
-            self._pin(pull.request, published)
+            self._claims.pin(pull.request, published)
         if stored:
             self._on_change(stored, b"")
-
-    def _keys_at(self, pull: OpenPull, packed: bytes) -> bytes | None:
-        """The keys at packed indexes; None if an index is out of range."""
-        if len(packed) % INDEX_BYTES:
-            return None
-        size = self._ledger.key_size
-        count, total = len(packed) // INDEX_BYTES, len(pull.keys) // size
-        # Nearly always a prefix, which is told without a look at each index.
-        if count <= total and packed == self._leading(count):
-            return pull.keys[: count * size]
-        indexes = array.array("I", packed)
-        if count > total or max(indexes) >= total:
-            return None
-        return b"".join(pull.keys[i * size : (i + 1) * size] for i in indexes)
-
-    def _leading(self, count: int) -> bytes:
-        """The packed indexes 0, 1, ... `count - 1`."""
-        if len(self._identity) < count * INDEX_BYTES:
-            self._identity = array.array("I", range(2 * count)).tobytes()
-        return self._identity[: count * INDEX_BYTES]

@@ -15,9 +15,19 @@ def parse_source(params: dict[str, Any] | None) -> str | None:
     for `kv_request_id`. What comes with a request is untrusted: anything malformed is
     no source, and said in the log.
     """
-    if not params or "remote_kv_source" not in params:
-        return None
-    named = params["remote_kv_source"]
+    source = find_source(params)
+    if source is None and params and "remote_kv_source" in params:
+        log.warning(
+            "kv_transfer_params.remote_kv_source needs remote_host (a name or address) "
+            "and remote_port (1-65535), found %.200r; the request computes locally",
+            params["remote_kv_source"],
+        )
+    return source
+
+
+def find_source(params: dict[str, Any] | None) -> str | None:
+    """As `parse_source`, but silent."""
+    named = params.get("remote_kv_source") if params else None
     host = named.get("remote_host") if isinstance(named, dict) else None
     port = named.get("remote_port") if isinstance(named, dict) else None
     if isinstance(port, str) and port.isascii() and port.isdigit():
@@ -29,10 +39,5 @@ def parse_source(params: dict[str, Any] | None) -> str | None:
         or type(port) is not int
         or not 0 < port < 65536
     ):
-        log.warning(
-            "kv_transfer_params.remote_kv_source needs remote_host (a name or address) "
-            "and remote_port (1-65535), found %.200r; the request computes locally",
-            named,
-        )
         return None
     return f"{host}:{port}"

@@ -49,10 +49,12 @@ SETTLED_S = 10.0
 
 @dataclass(frozen=True)
 class Link:
-    """The scheduler thread's ends of the rings of one generation."""
+    """The engine's ends of the rings of one generation: the input thread's is
+    `to_control_early`, the others are the scheduler thread's."""
 
     generation: int
     to_control: Producer
+    to_control_early: Producer
     from_control: Consumer
     max_record: int
     # When its processes were started, by time.monotonic().
@@ -223,6 +225,7 @@ class Supervisor:
         number = self._numbers
         instance = f"{self._identity}.{number}"
         from_engine = Ring.create(TO_CONTROL_BYTES, "mpkv-to-control")
+        early = Ring.create(TO_CONTROL_BYTES, "mpkv-to-control-early")
         to_engine = Ring.create(TO_ENGINE_BYTES, "mpkv-to-engine")
         from_target = Ring.create(REGISTRATION_BYTES, "mpkv-from-target")
         with contextlib.ExitStack() as undo:
@@ -234,12 +237,13 @@ class Supervisor:
             undo.callback(ours.close)
             with theirs:
                 control = self._spawn_control(
-                    instance, target, theirs, from_engine, to_engine, from_target
+                    instance, target, theirs, (from_engine, early), to_engine, from_target
                 )
             undo.callback(control.reap)
             link = Link(
                 number,
                 from_engine.producer(self._control_wake),
+                early.producer(self._control_wake),
                 to_engine.consumer(-1),
                 from_engine.max_record,
                 time.monotonic(),
@@ -253,7 +257,7 @@ class Supervisor:
         instance: str,
         target: HelperProcess,
         channel: socket.socket,
-        from_engine: Ring,
+        from_engine: tuple[Ring, ...],
         to_engine: Ring,
         from_target: Ring,
     ) -> HelperProcess:
@@ -276,14 +280,15 @@ class Supervisor:
             target_pidfd=target.pidfd,
             supervisor_fd=channel.fileno(),
             wake_fd=self._control_wake,
-            from_engine=RingEnds(from_engine.fd, self._control_wake),
+            from_engine=tuple(RingEnds(ring.fd, self._control_wake) for ring in from_engine),
             to_engine=RingEnds(to_engine.fd, -1),
             from_target=RingEnds(from_target.fd, self._control_wake),
             deadline_s=settings.deadline_s,
             trace_dir=settings.trace_dir,
         )
         fds = [self._ledger.fd, self._engine_pidfd, target.pidfd, channel.fileno()]
-        fds += [self._control_wake, from_engine.fd, to_engine.fd, from_target.fd, self._tier.fd]
+        fds += [self._control_wake, to_engine.fd, from_target.fd, self._tier.fd]
+        fds += [ring.fd for ring in from_engine]
         return HelperProcess("mpkv.control", start, fds)
 
     def _spawn_registration(

@@ -149,6 +149,12 @@ def test_listening_and_advertised_addresses_are_two_settings(tmp_path: Path) -> 
         ),
         (
             "[tier]",
+            "[pull]\nhead_start = 0.5\n[tier]",
+            "[pull] head_start: expected a share of the tier from 0 to 0.125, found 0.5; "
+            "write for example 0.05.",
+        ),
+        (
+            "[tier]",
             "[nixl]\nlanes = 0\n[tier]",
             "[nixl] lanes: expected 1 to 16, found 0; write 2.",
         ),

@@ -105,7 +105,7 @@ class Plane:
             target_pidfd=self.target_process.pidfd,
             supervisor_fd=theirs.fileno(),
             wake_fd=self.wake,
-            from_engine=RingEnds(from_engine.fd, self.wake),
+            from_engine=(RingEnds(from_engine.fd, self.wake),),
             to_engine=RingEnds(to_engine.fd, -1),
             from_target=RingEnds(from_target.fd, self.wake),
             deadline_s=deadline_s,

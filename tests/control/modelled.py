@@ -27,7 +27,7 @@ def start_message(node: str, instance: str, blocks: int) -> ControlStart:
         target_pidfd=-1,
         supervisor_fd=-1,
         wake_fd=-1,
-        from_engine=none,
+        from_engine=(),
         to_engine=none,
         from_target=none,
         deadline_s=DEADLINE_S,

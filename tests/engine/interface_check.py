@@ -15,9 +15,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
     TransferJobStatus,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+from vllm.v1.engine.core import EngineCore
 from vllm.v1.kv_offload.base import OffloadingManager, OffloadingSpec, OffloadingWorker
 from vllm.v1.kv_offload.cpu.gpu_worker import CPUOffloadingWorker
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
+from vllm.v1.request import Request
 
 from mpkv.engine.connector import MpkvConnector
 from mpkv.engine.copy_worker import CpuCopyWorker
@@ -71,6 +73,11 @@ check_takes(
     CPUOffloadingWorker.__init__, "kv_caches", "blocks_per_chunk", "num_cpu_chunks", "mmap_region"
 )
 check_takes(GroupOffloadConfig.load_window_size_in_chunks, "num_tokens")
+if list(inspect.signature(EngineCore.preprocess_add_request).parameters) != ["self", "request"]:
+    complaints.append("EngineCore.preprocess_add_request takes something else by now")
+for name in ("block_hashes", "resumable", "abort_immediately", "skip_reading_prefix_cache"):
+    check_source(Request.__init__, f"self.{name}")
+check_source(RequestOffloadState.update_offload_keys, "hashes_per_chunk", "make_offload_key")
 check_source(OffloadingConnectorScheduler.__init__, "self._req_status", "self._jobs")
 check_source(OffloadingConnectorScheduler.on_new_request, "self._req_status[request.request_id]")
 check_source(RequestOffloadState.update_offload_keys, "group_state.offload_keys.append")

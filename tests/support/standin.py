@@ -89,6 +89,7 @@ class StandIn:
         port: int | None = None,
         peers: tuple[PeerAddress, ...] = (),
         deadline_s: float = 10.0,
+        head_start: float = 0.0,
         compatibility: Compatibility = COMPATIBILITY,
         trace_dir: str = "",
     ) -> None:
@@ -122,6 +123,7 @@ class StandIn:
             deadline_s,
             open_trace(trace_dir, f"{node}-engine"),
             lambda stored, evicted: None,
+            head_start,
         )
 
     def __enter__(self) -> "StandIn":

@@ -1,0 +1,56 @@
+"""What pulls hold of the tier: their slots, and blocks that their requests have not looked at.
+
+Together they stay under a bound, so that requests that wait for pulls never fill the tier.
+"""
+
+from mpkv.engine.open_pull import SLOT_BYTES, OpenPull
+from mpkv.memory import Ledger
+
+# Of the tier: what pulls in flight and pulled blocks not yet used may hold together.
+CLAIM_SHARE = 4
+
+
+class Claims:
+    """At most `most` blocks, and what began early on top; all of it is the scheduler thread's."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.most = max(ledger.blocks // CLAIM_SHARE, 1)
+        self._ledger = ledger
+        self._taken = 0
+        self._pins: dict[str, bytes] = {}
+
+    def fits(self, count: int) -> bool:
+        return self._taken + count <= self.most
+
+    def take(self, count: int) -> None:
+        self._taken += count
+
+    def give_back(self, slots: bytes) -> None:
+        self._taken -= len(slots) // SLOT_BYTES
+
+    def pin(self, request: str, slots: bytes) -> None:
+        """Claim blocks that are pinned already, for `request` until it lets go."""
+        self._pins[request] = self._pins.get(request, b"") + slots
+        self.take(len(slots) // SLOT_BYTES)
+
+    def keep(self, pull: OpenPull) -> None:
+        """Pin what is here, so that the pull does not evict what it is to follow.
+
+        Only at the pull's turn, and beside it: a request that held a claim while it waits
+        for room would wait for itself, or for another that does the same.
+        """
+        count = len(pull.present) // self._ledger.key_size
+        if count and self.fits(count + pull.count):
+            self.pin(pull.request, self._ledger.pin_many(pull.present))
+        elif count:
+            self._ledger.touch_many(pull.present)
+
+    def let_go(self, request: str) -> None:
+        pins = self._pins.pop(request, b"")
+        if pins:
+            self._ledger.unpin_many(pins)
+            self.give_back(pins)
+
+    def let_all_go(self) -> None:
+        for request in list(self._pins):
+            self.let_go(request)
