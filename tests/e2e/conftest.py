@@ -28,6 +28,7 @@ PROMPTS = {
     "unknown": prompt("unknown", 8 * BLOCK + 3),
     **{f"load{i}": prompt(f"load{i}", 20 * BLOCK + 11) for i in range(6)},
     **{f"busy{i}": prompt(f"busy{i}", 16 * BLOCK + 9) for i in range(3)},
+    **{f"early{i}": prompt(f"early{i}", 16 * BLOCK + 5) for i in range(3)},
     **{
         name: prompt(name, 8 * BLOCK + 7)
         for name in ("silent", "after silent", "helpers", "after helpers", "killed", "restarted")

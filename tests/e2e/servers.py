@@ -39,7 +39,11 @@ VLLM_SERVER_DEV_MODE = "1" # for /reset_prefix_cache
 size = "128MiB"
 [pull]
 deadline_s = 4.0
+head_start = 0.0625
 """
+
+# What the head start keeps in stock: that share of 128 MiB, in blocks of 256 KiB.
+STOCK = 32
 
 NODE = """
 [[node]]

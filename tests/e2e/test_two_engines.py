@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.e2e.conftest import BLOCK, PROMPTS, LongPrefills
-from tests.e2e.servers import Answer, Fleet, Server
+from tests.e2e.servers import STOCK, Answer, Fleet, Server
 
 Pair = tuple[Server, Server]
 Expected = dict[str, list[int]]
@@ -47,6 +47,7 @@ def nothing_held(pair: Pair) -> Iterator[None]:
                 state: server.metric("mpkv:tier_blocks", state=state)
                 for state in ("landing", "filling", "draining", "control_pins", "engine_pins")
             }
+            held["landing"] -= STOCK
             if not any(held.values()):
                 break
             assert time.monotonic() < until, f"{server.plan.name} still holds {held}"
@@ -103,6 +104,25 @@ def test_a_busy_source_grants_while_its_step_runs(
         ended = min((at for at in done if at > started), default=0.0)
         inside += started < grant < ended
     assert inside >= 1, "no grant fell into a running step"
+
+
+def test_a_pull_begins_while_its_own_engine_is_in_a_step(
+    fleet: Fleet, pair: Pair, expected: Expected
+) -> None:
+    a, b = pair
+    names = ["early0", "early1", "early2"]
+    for name in names:
+        assert a.complete(PROMPTS[name]).tokens == expected[name]
+    blocks = pulled(b, a)
+    with LongPrefills(b):
+        for name in names:
+            assert b.complete(PROMPTS[name], source=a.plan).tokens == expected[name]
+    assert pulled(b, a) - blocks == 3 * 16
+    claims = fleet.events("b-engine", "pull_claimed")[-3:]
+    assert len(claims) == 3
+    # Between its beginning and the scheduler's hearing of it a step ended.
+    ends = [event["at"] for event in fleet.events("b-engine", "step_done")]
+    assert any(claim["started"] < end < claim["at"] for claim in claims for end in ends)
 
 
 def test_aborts_preemptions_and_resets_at_random(pair: Pair, expected: Expected) -> None:
