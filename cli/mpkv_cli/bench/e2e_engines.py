@@ -24,6 +24,8 @@ MPKV = "mpkv"
 # prefills saturate it for long.
 SOURCE_STEP_TOKENS, DESTINATION_STEP_TOKENS = 2048, 512
 TIER = "2GiB"
+# Room for two of the measured prompts.
+HEAD_START = 1 / 32
 
 _CLUSTER = f"""
 [vllm]
@@ -37,6 +39,8 @@ VLLM_CPU_KVCACHE_SPACE = "1"
 VLLM_SERVER_DEV_MODE = "1"
 [tier]
 size = "{TIER}"
+[pull]
+head_start = {HEAD_START}
 """
 
 _NODE = """
