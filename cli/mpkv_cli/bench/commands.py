@@ -144,7 +144,7 @@ def lookup(
     type=click.IntRange(4096),
     default=512 << 20,
     show_default=True,
-    help="Leave out what is larger; memory for ten times as much is needed.",
+    help="Leave out what is larger; memory for fifteen times as much is needed.",
 )
 @click.option("--repeats", type=click.IntRange(1), default=9, show_default=True)
 @_quick

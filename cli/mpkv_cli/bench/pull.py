@@ -91,7 +91,8 @@ def measure(
     notes = [
         "A pull is timed from its start in the engine to the source's confirmation. Rates are of "
         "medians. The best READ is the fastest pattern of bare NIXL: one post in order or at "
-        "random, split into posts, or as one piece; making its requests is not counted."
+        "random, split into posts, or as one piece; making its requests is not counted. It lands, "
+        "as a pull does, round and round in memory four times as large as the largest pull."
     ]
     if left_out:
         notes.append(f"Left out, for more than {_size(most_bytes)}: {', '.join(left_out)}.")
@@ -117,7 +118,7 @@ def _measure_blocks(
     most = max(counts)
     tier_blocks = most * TIER_PER_BLOCK
     need_memory(
-        block_bytes * (2 * tier_blocks + 4 * most), "Lower --most-bytes, or stop something else."
+        block_bytes * (3 * tier_blocks + 3 * most), "Lower --most-bytes, or stop something else."
     )
     progress.say(f"starting two engines with blocks of {_size(block_bytes)}")
     with ExitStack() as stack:
@@ -127,7 +128,7 @@ def _measure_blocks(
         peer = source.call("open", node="source", **tier)
         source.call("store", label=LABEL, count=most, write=True)
         destination.call("open", node="destination", peers=[peer], **tier)
-        raw = stack.enter_context(RawReads(most, block_bytes))
+        raw = stack.enter_context(RawReads(most, block_bytes, reader_blocks=tier_blocks))
         copies = stack.enter_context(Copies(most * block_bytes))
         pids = [list(worker.call("pids").values()) for worker in (source, destination)]
         sizes = []

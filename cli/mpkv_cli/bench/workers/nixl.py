@@ -18,7 +18,6 @@ prepare_environment()
 os.environ.setdefault("UCX_PROTO_INFO", "y")
 
 import numpy as np  # noqa: E402
-from numpy.typing import NDArray  # noqa: E402
 
 from mpkv.memory import create_segment, map_segment  # noqa: E402
 from mpkv.registration.agent import Agent  # noqa: E402
@@ -33,6 +32,7 @@ class End:
     def open(self, name: str, blocks: int, block_bytes: int, progress: bool) -> dict[str, Any]:
         """Make an agent with registered memory; what the other end needs of it."""
         self._blocks, self._block_bytes = blocks, block_bytes
+        self._next = 0
         self._agent = Agent(name, BACKENDS, progress_thread=progress)
         self._mapping: mmap.mmap = map_segment(create_segment("mpkv-bench", blocks * block_bytes))
         np.frombuffer(self._mapping, np.uint8)[:: mmap.PAGESIZE] = 1
@@ -44,6 +44,7 @@ class End:
         self._peer = self._agent.add_peer(base64.b64decode(metadata))
         self._agent.connect(self._peer)
         self._peer_base = base
+        self._peer_blocks = blocks
         self._local = self._agent.prepare_local(self._base, self._block_bytes, self._blocks)
         self._remote = self._describe(blocks)
 
@@ -59,16 +60,27 @@ class End:
 
     def read_run(self, count: int, post: int, repeats: int) -> list[float]:
         """Seconds to READ `count` blocks in order, `post` at a time."""
-        indexes = np.arange(count, dtype=np.int32)
-        parts = [indexes[at : at + post] for at in range(0, count, post)]
-        return [self._seconds(self._requests(parts)) for _ in range(repeats)]
+        remote = np.arange(count, dtype=np.int32)
+        cuts = range(0, count, post)
+        seconds = []
+        for _ in range(repeats):
+            local = remote + np.int32(self._landing(count))
+            handles = [
+                self._agent.make_read(
+                    self._local, local[at : at + post], self._remote, remote[at : at + post]
+                )
+                for at in cuts
+            ]
+            seconds.append(self._seconds(handles))
+        return seconds
 
     def read_random(self, count: int, repeats: int) -> list[float]:
         """Seconds to READ `count` blocks from anywhere to anywhere, in one post."""
         seconds = []
         for _ in range(repeats):
             sides = [
-                np.array(random.sample(range(self._blocks), count), np.int32) for _ in range(2)
+                np.array(random.sample(range(blocks), count), np.int32)
+                for blocks in (self._blocks, self._peer_blocks)
             ]
             handle = self._agent.make_read(self._local, sides[0], self._remote, sides[1])
             seconds.append(self._seconds([handle]))
@@ -77,18 +89,21 @@ class End:
     def read_merged(self, count: int, repeats: int) -> list[float]:
         """Seconds to READ the bytes of `count` blocks as one piece."""
         length = count * self._block_bytes
-        return [
-            self._seconds(
-                [self._agent.make_small_read(self._peer, self._base, self._peer_base, length)]
-            )
-            for _ in range(repeats)
-        ]
+        seconds = []
+        for _ in range(repeats):
+            local = self._base + self._landing(count) * self._block_bytes
+            handle = self._agent.make_small_read(self._peer, local, self._peer_base, length)
+            seconds.append(self._seconds([handle]))
+        return seconds
+
+    def _landing(self, count: int) -> int:
+        """Where the next READ lands: round and round, as slots of a tier are used."""
+        first = self._next if self._next + count <= self._blocks else 0
+        self._next = first + count
+        return first
 
     def _describe(self, blocks: int) -> int:
         return self._agent.prepare_remote(self._peer, self._peer_base, self._block_bytes, blocks)
-
-    def _requests(self, parts: list[NDArray[np.int32]]) -> list[int]:
-        return [self._agent.make_read(self._local, part, self._remote, part) for part in parts]
 
     def _seconds(self, handles: list[int]) -> float:
         """One after the other; making the requests is not counted, releasing them neither."""
