@@ -26,6 +26,8 @@ LARGEST_BLOCK = 64 << 10
 # A grant may pin a quarter of a tier, pulls may fill a quarter of one.
 TIER_PER_BLOCK = 4
 SPIN_S = 0.25
+# Between pulls: as long as the first one finds everybody asleep, the later ones must too.
+PAUSE_S = 0.1
 DESCRIBED = 50
 
 
@@ -39,6 +41,8 @@ class _Size:
     cold: list[float] = field(default_factory=list)
     first: list[float] = field(default_factory=list)
     later: list[float] = field(default_factory=list)
+    # Later ones without a pause, when cores are awake and caches full.
+    at_once: list[float] = field(default_factory=list)
     # Rounds of a spinning thread per second.
     spin_alone: list[float] = field(default_factory=list)
     spin_meanwhile: list[float] = field(default_factory=list)
@@ -133,9 +137,11 @@ def _measure_size(size: _Size, plan: _Plan, progress: Progress) -> str:
             size.long_meanwhile.append(beside[0]["confirmed_s"])
 
             start(new)
-            pulls = destination.call("pull", repeats=1 + plan.later, **short)
+            pulls = destination.call("pull", repeats=1 + plan.later, pause_s=PAUSE_S, **short)
             size.first.append(pulls[0]["confirmed_s"])
             size.later += [each["confirmed_s"] for each in pulls[1:]]
+            at_once = destination.call("pull", repeats=plan.later, **short)
+            size.at_once += [each["confirmed_s"] for each in at_once]
     return transport
 
 
@@ -151,6 +157,7 @@ def _result(sizes: Sequence[_Size], plan: _Plan, transport: str) -> Result:
             f"cold_pull_s{suffix}": summarize(size.cold).p50,
             f"first_pull_s{suffix}": first.p50,
             f"later_pull_s{suffix}": later.p50,
+            f"pull_at_once_s{suffix}": summarize(size.at_once).p50,
             f"first_to_later{suffix}": first / later,
             f"long_alone_s{suffix}": summarize(size.long_alone).p50,
             f"long_meanwhile_s{suffix}": summarize(size.long_meanwhile).p50,
@@ -173,7 +180,8 @@ def _result(sizes: Sequence[_Size], plan: _Plan, transport: str) -> Result:
         chart=_chart(sizes),
         notes=(
             "A cold pull meets its peer: connection, greeting, registration, lookup, READ and "
-            "confirmation. A warmed peer was met in the background before. The spinning thread "
+            "confirmation. A warmed peer was met in the background before. All pulls are "
+            f"{PAUSE_S:g} s apart unless it says otherwise. The spinning thread "
             f"runs {SPIN_S:g} s from the start of the cold pull; where cores are few it also "
             "gives way to the helpers' own work.",
         ),
@@ -187,6 +195,7 @@ def _rows(size: _Size) -> list[tuple[str, Summary]]:
         ("cold pull", summarize(size.cold)),
         ("first pull, peer warmed", summarize(size.first)),
         ("later pull", summarize(size.later)),
+        ("later pull, one right after the other", summarize(size.at_once)),
         ("long pull from another peer, alone", summarize(size.long_alone)),
         ("the same while a peer is met", summarize(size.long_meanwhile)),
     ]

@@ -99,11 +99,21 @@ class EngineWorker:
         return {"rate": rate, **asdict(self.engine.end(request))}
 
     def pull(
-        self, peer: str, label: str, count: int, repeats: int = 1, check: bool = False
+        self,
+        peer: str,
+        label: str,
+        count: int,
+        repeats: int = 1,
+        check: bool = False,
+        pause_s: float = 0.0,
     ) -> list[dict[str, float]]:
         """Pull the same keys again and again, each time into an emptied tier."""
         keys = make_keys(label, 0, count)
-        return [self._pull(peer, keys, check) for _ in range(repeats)]
+        found = []
+        for _ in range(repeats):
+            time.sleep(pause_s)
+            found.append(self._pull(peer, keys, check))
+        return found
 
     def pull_many(self, peer: str, label: str, count: int, pulls: int) -> float:
         """Seconds until `pulls` pulls of `count` keys each, started at once, are confirmed."""
