@@ -73,6 +73,7 @@ class MpkvConnector(OffloadingConnector):
         source = find_source(params)
         if (
             source is None
+            or not self._manager.may_pull_from(source)
             or not _wants_pull(request)
             or request.abort_immediately
             # Whether these allow it is decided where vLLM reads them.
@@ -118,6 +119,9 @@ class MpkvConnector(OffloadingConnector):
             return
         source = parse_source(request.kv_transfer_params)
         if source is None or not _wants_pull(request):
+            return
+        if not self._manager.may_pull_from(source):
+            self._manager.refuse_source(source)
             return
         status = self.scheduler._req_status[request.request_id]
         if not status.req_context.load_tier_filter.allows(Medium.CPU, Locality.REMOTE):

@@ -31,9 +31,10 @@ from mpkv.engine.metrics import Meter
 from mpkv.engine.open_pull import SLOT_BYTES
 from mpkv.engine.pulls import PullBook
 from mpkv.engine.region import DataRegion
+from mpkv.engine.source import addresses
 from mpkv.engine.supervisor import Supervisor
 from mpkv.memory import FILLING, MISS_SLOT, Ledger, block_ids
-from mpkv.messages import Compatibility, Tier
+from mpkv.messages import Compatibility, MissReason, Tier
 from mpkv.settings import EngineSettings
 from mpkv.trace import Trace, open_trace
 
@@ -56,6 +57,7 @@ class MpkvManager(OffloadingManager):
     ) -> None:
         """Nothing is opened before `start`; `info` is what `config_info` reports."""
         self.settings = settings
+        self._sources = addresses(settings.peers)
         self._engine_id = engine_id
         self._rank = rank
         self._blocks = blocks
@@ -98,6 +100,16 @@ class MpkvManager(OffloadingManager):
     @property
     def ledger(self) -> Ledger:
         return self._ledger
+
+    def may_pull_from(self, source: str) -> bool:
+        """Only from nodes of the cluster file, if it lists others than this one: whoever sends
+        requests must not choose whom the engine believes."""
+        return not self._sources or source in self._sources
+
+    def refuse_source(self, source: str) -> None:
+        # One label for all: a request could name as many as it likes.
+        detail = f"{source} is no node of the cluster file"
+        self._meter.missed("unlisted", MissReason.REFUSED, detail)
 
     # --- lookups and loads -----------------------------------------------------------
 

@@ -1,7 +1,10 @@
 """Which peer a request names as the source of its KV cache."""
 
 import logging
+from collections.abc import Sequence
 from typing import Any
+
+from mpkv.settings import PeerAddress
 
 log = logging.getLogger("mpkv.engine")
 
@@ -41,3 +44,10 @@ def find_source(params: dict[str, Any] | None) -> str | None:
     ):
         return None
     return f"{host}:{port}"
+
+
+def addresses(peers: Sequence[PeerAddress]) -> frozenset[str]:
+    """`host:port` of every rank of `peers`: what their requests may name."""
+    return frozenset(
+        f"{peer.host}:{peer.port + rank}" for peer in peers for rank in range(peer.ranks)
+    )

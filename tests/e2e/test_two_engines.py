@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.e2e.conftest import BLOCK, PROMPTS, LongPrefills
-from tests.e2e.servers import STOCK, Answer, Fleet, Server
+from tests.e2e.servers import STOCK, Answer, Fleet, NodePlan, Server
+from tests.support.standin import free_port
 
 Pair = tuple[Server, Server]
 Expected = dict[str, list[int]]
@@ -78,6 +79,17 @@ def test_an_unknown_prompt(pair: Pair, expected: Expected) -> None:
     before = misses(b, "not_held")
     assert b.complete(PROMPTS["unknown"], source=a.plan).tokens == expected["unknown"]
     assert misses(b, "not_held") - before == 1
+
+
+def test_a_source_that_the_cluster_file_does_not_list(
+    fleet: Fleet, pair: Pair, expected: Expected
+) -> None:
+    _, b = pair
+    stranger = NodePlan("stranger", free_port(), 0)
+    before = misses(b, "refused")
+    assert b.complete(PROMPTS["unknown"], source=stranger).tokens == expected["unknown"]
+    assert misses(b, "refused") - before == 1
+    assert f"127.0.0.1:{stranger.port} is no node of the cluster file" in b.log()
 
 
 def test_a_busy_source_grants_while_its_step_runs(

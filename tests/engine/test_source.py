@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from mpkv.engine.source import parse_source
+from mpkv.engine.source import addresses, parse_source
+from mpkv.settings import PeerAddress
 
 
 def params(host: Any, port: Any) -> dict[str, Any]:
@@ -49,3 +50,8 @@ def test_a_malformed_source_is_none_and_said(
 def test_a_source_that_is_no_object(caplog: pytest.LogCaptureFixture) -> None:
     assert parse_source({"remote_kv_source": "10.0.0.7:7710"}) is None
     assert "the request computes locally" in caplog.text
+
+
+def test_every_rank_of_a_peer_may_be_named() -> None:
+    peers = (PeerAddress("b", "10.0.0.8", 7710, ranks=2), PeerAddress("c", "c.example", 80))
+    assert addresses(peers) == {"10.0.0.8:7710", "10.0.0.8:7711", "c.example:80"}
