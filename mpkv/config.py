@@ -14,7 +14,7 @@ import msgspec
 
 from mpkv.config_text import decode, parse_size, read_toml, refuse
 from mpkv.errors import ConfigRefused
-from mpkv.settings import EngineSettings, PeerAddress, is_loopback
+from mpkv.settings import EngineSettings, Integrity, PeerAddress, is_loopback
 
 HASH_ALGORITHMS = ("sha256_cbor", "xxhash_cbor")
 
@@ -55,7 +55,10 @@ class TierSection(_Section, frozen=True):
 
 
 class PullSection(_Section, frozen=True):
+    """`integrity` is one of `Integrity`: which blocks are checked after the READ."""
+
     deadline_s: float = 10.0
+    integrity: str = "off"
 
 
 class NixlSection(_Section, frozen=True):
@@ -151,6 +154,7 @@ class Cluster:
             backends=self.nixl.backends,
             revision=self.vllm.revision,
             huge_pages=cast(Literal["auto", "off"], self.tier.huge_pages),
+            integrity=Integrity(self.pull.integrity),
             trace_dir=trace_dir,
         )
 
@@ -219,6 +223,13 @@ def _check_values(cluster: Cluster) -> None:
             "[pull] deadline_s",
             f"expected seconds above 0 and up to 59, found {cluster.pull.deadline_s}; "
             "write for example 10.0",
+        )
+    if cluster.pull.integrity not in list(Integrity):
+        refuse(
+            path,
+            "[pull] integrity",
+            f'expected "off", "sampled" or "full", found "{cluster.pull.integrity}"; '
+            'leave it out for "off"',
         )
     if not cluster.nixl.backends:
         refuse(path, "[nixl] backends", 'expected NIXL backends, found none; write ["UCX"]')

@@ -5,12 +5,21 @@
 by which configuration reaches the engine and, through it, the helpers.
 """
 
+import enum
 import ipaddress
 from typing import Any, Literal
 
 import msgspec
 
 from mpkv.errors import ConfigRefused
+
+
+class Integrity(enum.StrEnum):
+    """Which blocks of a pull are checked against the source's checksums after the READ."""
+
+    OFF = "off"
+    SAMPLED = "sampled"
+    FULL = "full"
 
 
 class PeerAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -32,7 +41,8 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     uses `port + r`). `advertise` is the address by which peers reach this node.
     `peers` are connected and warmed in the background. `deadline_s` bounds each pull
     from its start, in seconds. `backends` are NIXL backend names. `huge_pages` "auto" lays
-    them under the tier where /dev/shm gives them.
+    them under the tier where /dev/shm gives them. `integrity` is what this engine checks of
+    what it pulls, and what it keeps checksums of for those that pull from it.
     `trace_dir`, when set, receives one JSON-lines file of time-stamped events per
     process.
     """
@@ -47,6 +57,7 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     backends: tuple[str, ...] = ("UCX",)
     revision: str = ""
     huge_pages: Literal["auto", "off"] = "auto"
+    integrity: Integrity = Integrity.OFF
     trace_dir: str = ""
 
 

@@ -33,6 +33,7 @@ from mpkv.messages import (
     Tier,
     ToEngine,
 )
+from mpkv.settings import Integrity
 from tests.control.common import (
     BLOCK_BYTES,
     COMPATIBILITY,
@@ -68,6 +69,7 @@ class Plane:
         initiator: bool = True,
         automatic: bool = True,
         trace_dir: str = "",
+        integrity: Integrity = Integrity.OFF,
         ring_bytes: int = 1 << 22,
         tier_blocks: int | None = None,
     ) -> None:
@@ -109,6 +111,7 @@ class Plane:
             to_engine=RingEnds(to_engine.fd, -1),
             from_target=RingEnds(from_target.fd, self.wake),
             deadline_s=deadline_s,
+            integrity=integrity,
             trace_dir=trace_dir,
         )
         with theirs:

@@ -43,7 +43,7 @@ _messages: st.SearchStrategy[Struct] = st.one_of(
     st.builds(Release, _to, numbers),
     st.builds(Ping, _to, numbers),
 )
-_strays = st.sampled_from([PROTOCOL, b"", b"mpkv/2", b"mpkv/" + bytes(11)])
+_strays = st.sampled_from([PROTOCOL, b"", b"mpkv/1", b"mpkv/" + bytes(11)])
 _frames = bytes_of(_messages).map(lambda body: [PROTOCOL, body]) | st.lists(
     _strays | st.binary(max_size=20), min_size=1, max_size=4
 )
