@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from mpkv.memory import FILLING, LANDING, Ledger, Ring, create_segment
+from mpkv.memory import FILLING, LANDING, Ledger, Ring, block_ids, create_segment
 from mpkv.messages import (
     CancelPull,
     Compatibility,
@@ -337,6 +337,11 @@ class Plane:
 
     def wait_slots(self, pull: int) -> None:
         wait_for(lambda: self.took_back(pull), f"the slots of pull {pull}")
+
+    def write(self, slots: bytes, content: bytes) -> None:
+        """Write to the beginning of each of these blocks."""
+        for block in u32(block_ids(slots)):
+            os.pwrite(self._tier_fd, content, block * BLOCK_BYTES)
 
     def slots(self, pull: int) -> bytes:
         return self._slots[pull]
