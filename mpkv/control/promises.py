@@ -36,9 +36,10 @@ class Promises:
         self._over: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._due: list[Promise] = []
 
-    def room(self) -> bool:
+    def room(self, ask: Ask) -> bool:
+        """Whether what `ask` wants checked can be hashed."""
         self._take_over()
-        return len(self._by_job) < MAX_JOBS
+        return ask.integrity is Integrity.OFF or len(self._by_job) < MAX_JOBS
 
     def make(self, ask: Ask, lease: Lease, runs: list[tuple[int, int]], key_size: int) -> None:
         """Have the blocks of `lease`, which are those at `runs` of the keys in `ask`, hashed."""

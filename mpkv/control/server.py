@@ -287,10 +287,10 @@ class Source:
             self._grant(peer, route, ask, epoch, now)
 
     def _grant(self, peer: Inbound, route: bytes, ask: Ask, epoch: int, now: float) -> None:
-        room = self.leases.room(peer.instance)
-        if not self._promises.room():
+        if not self._promises.room(ask):
             self._deny(route, ask, Denial.QUOTA, "too many blocks wait to be hashed there")
             return
+        room = self.leases.room(peer.instance)
         if not room:
             self._deny(route, ask, Denial.QUOTA, "it holds as much as it may for this engine")
             return

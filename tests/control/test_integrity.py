@@ -102,17 +102,6 @@ def test_what_changed_on_the_way_is_found(start: Start) -> None:
     wait_for(lambda: source.pins() == 0, "the pins of the pull")
 
 
-def test_a_source_that_is_lost_after_its_word_is_not_missed(
-    start: Start, raw_source: Callable[[], RawSource]
-) -> None:
-    plane, raw = start("plane", integrity=Integrity.FULL), raw_source()
-    plane.wait_ready()
-    pull, route, confirm = until_confirm(plane, raw, Integrity.FULL)
-    raw.send(route, Confirmed(confirm.ask, confirm.lease, packed(EMPTY, EMPTY, EMPTY, EMPTY)))
-    raw.close()
-    assert isinstance(plane.answer(pull), Pulled)
-
-
 # --- what the source does until they are ready -----------------------------------------
 
 
