@@ -25,7 +25,8 @@ test: .venv/.mpkv $(NEXT)/.unpacked
 	@$(BIN)/python -m pytest
 
 # Engines pull from each other while FAULTS faults strike, drawn from SEED; 2,000 by default.
-# With HOSTS=netns each has a network namespace of its own, which needs root.
+# With HOSTS=netns each has a network namespace of its own, which needs root; with
+# INTEGRITY=full each checks every block that it pulls.
 chaos: .venv/.mpkv
 	@$(BIN)/python -m tests.chaos
 

@@ -14,7 +14,7 @@ import msgspec
 
 from mpkv.config_text import decode, parse_size, read_toml, refuse
 from mpkv.errors import ConfigRefused
-from mpkv.settings import EngineSettings, PeerAddress, is_loopback
+from mpkv.settings import EngineSettings, Integrity, PeerAddress, is_loopback
 
 # It comes on top of what other pulls may claim, a quarter.
 LARGEST_HEAD_START = 0.125
@@ -58,10 +58,12 @@ class TierSection(_Section, frozen=True):
 
 class PullSection(_Section, frozen=True):
     """`head_start` is the share of the tier kept ready for pulls that begin while the
-    scheduler is still busy with a step."""
+    scheduler is still busy with a step. `integrity` is one of `Integrity`: which blocks are
+    checked after the READ."""
 
     deadline_s: float = 10.0
     head_start: float = 0.0
+    integrity: str = "off"
 
 
 class NixlSection(_Section, frozen=True):
@@ -162,6 +164,7 @@ class Cluster:
             lanes=self.nixl.lanes,
             revision=self.vllm.revision,
             huge_pages=cast(Literal["auto", "off"], self.tier.huge_pages),
+            integrity=Integrity(self.pull.integrity),
             trace_dir=trace_dir,
         )
 
@@ -237,6 +240,13 @@ def _check_values(cluster: Cluster) -> None:
             "[pull] head_start",
             f"expected a share of the tier from 0 to {LARGEST_HEAD_START}, found "
             f"{cluster.pull.head_start}; write for example 0.05",
+        )
+    if cluster.pull.integrity not in list(Integrity):
+        refuse(
+            path,
+            "[pull] integrity",
+            f'expected "off", "sampled" or "full", found "{cluster.pull.integrity}"; '
+            'leave it out for "off"',
         )
     if not cluster.nixl.backends:
         refuse(path, "[nixl] backends", 'expected NIXL backends, found none; write ["UCX"]')

@@ -14,6 +14,8 @@ import enum
 
 import msgspec
 
+from mpkv.settings import Integrity
+
 
 class MissReason(enum.StrEnum):
     """Why a pull ended without blocks; the label of the miss counters."""
@@ -29,6 +31,7 @@ class MissReason(enum.StrEnum):
     HELPERS_DOWN = "helpers_down"
     ABORTED = "aborted"
     CACHE_RESET = "cache_reset"
+    CORRUPTED = "corrupted"
 
 
 class Compatibility(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -97,6 +100,7 @@ class ControlStart(msgspec.Struct, frozen=True):
     to_engine: RingEnds
     from_target: RingEnds
     deadline_s: float
+    integrity: Integrity
     trace_dir: str
 
 

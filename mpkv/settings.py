@@ -5,12 +5,21 @@
 by which configuration reaches the engine and, through it, the helpers.
 """
 
+import enum
 import ipaddress
 from typing import Any, Literal
 
 import msgspec
 
 from mpkv.errors import ConfigRefused
+
+
+class Integrity(enum.StrEnum):
+    """Which blocks of a pull are checked against the source's checksums after the READ."""
+
+    OFF = "off"
+    SAMPLED = "sampled"
+    FULL = "full"
 
 
 class PeerAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -34,7 +43,8 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     from its start, in seconds; `head_start` is the share of the tier kept ready for pulls
     that begin before the scheduler has heard of their request. `backends` are NIXL backend
     names, `lanes` how many of its agents share a large READ. `huge_pages` "auto" lays them
-    under the tier where /dev/shm gives them.
+    under the tier where /dev/shm gives them. `integrity` is what this engine checks of what
+    it pulls, and what it keeps checksums of for those that pull from it.
     `trace_dir`, when set, receives one JSON-lines file of time-stamped events per
     process.
     """
@@ -51,6 +61,7 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lanes: int = 2
     revision: str = ""
     huge_pages: Literal["auto", "off"] = "auto"
+    integrity: Integrity = Integrity.OFF
     trace_dir: str = ""
 
 

@@ -5,12 +5,25 @@ from collections.abc import Callable
 
 from mpkv.control.open_pull import SLOT, OpenPull
 from mpkv.control.session import Failure
-from mpkv.control.wire import MAX_DETAIL
+from mpkv.control.wire import MAX_DETAIL, Denial, Denied, printable
 from mpkv.memory import Counters
-from mpkv.messages import Pull, Pulled, PullFailed, SlotsReturned, ToEngine
+from mpkv.messages import MissReason, Pull, Pulled, PullFailed, SlotsReturned, ToEngine
 from mpkv.trace import Trace
 
 log = logging.getLogger("mpkv.control")
+
+_MISS_BY_DENIAL = {
+    Denial.UNKNOWN_SESSION: MissReason.PEER_DOWN,
+    Denial.EPOCH: MissReason.REFUSED,
+    Denial.TARGET_DOWN: MissReason.PEER_DOWN,
+    Denial.QUOTA: MissReason.QUEUE_FULL,
+    Denial.MALFORMED: MissReason.REFUSED,
+}
+
+
+def why_denied(denied: Denied, peer: str) -> Failure:
+    """What a source's denial means to the engine."""
+    return Failure(_MISS_BY_DENIAL[denied.reason], f"{peer} denies it: {printable(denied.detail)}")
 
 
 class Answers:

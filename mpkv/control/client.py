@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from mpkv.control.admission import Admission
 from mpkv.control.answers import Answers
+from mpkv.control.checks import Checks
+from mpkv.control.checksums import Checksums
 from mpkv.control.initiators import Initiators, Process
 from mpkv.control.pulls import Pulls
 from mpkv.control.session import Failure, NameSource, Network, Session
@@ -53,6 +55,7 @@ class Destination:
         names: NameSource,
         to_engine: Callable[[ToEngine], None],
         longest_answer: int,
+        checksums: Checksums,
         counters: Counters,
         trace: Trace,
         jitter: random.Random,
@@ -67,6 +70,7 @@ class Destination:
             network=network,
             initiators=self.initiators,
             answers=Answers(to_engine, counters, trace),
+            checks=Checks(start.integrity, ledger.key_size, checksums, counters),
             counters=counters,
         )
         self._admission = Admission(

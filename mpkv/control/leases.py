@@ -44,8 +44,16 @@ class Lease:
 class Leases:
     """All leases of this life of the control plane; the sole holder of its pins."""
 
-    def __init__(self, ledger: Pins, target_alive: Callable[[], bool], counters: Counters) -> None:
+    def __init__(
+        self,
+        ledger: Pins,
+        target_alive: Callable[[], bool],
+        counters: Counters,
+        ended: Callable[[Lease, Loss], None],
+    ) -> None:
+        """`ended(lease, loss)` hears of the end of every lease; UNKNOWN if its peer ended it."""
         self._ledger = ledger
+        self._ended = ended
         self._target_alive = target_alive
         self._counters = counters
         self._epoch = ledger.epoch
@@ -148,4 +156,5 @@ class Leases:
             self._lost[lease.number] = loss
             if len(self._lost) > REMEMBERED:
                 self._lost.popitem(last=False)
+        self._ended(lease, loss)
         return self._ledger.unpin_many(lease.slots) == pins

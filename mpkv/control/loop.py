@@ -17,6 +17,7 @@ import zmq
 
 from mpkv.control.client import Destination
 from mpkv.control.engine_link import EngineLink
+from mpkv.control.hashing import Hashing
 from mpkv.control.inbound import Inbound
 from mpkv.control.limits import short_of_memory
 from mpkv.control.names import Names
@@ -79,16 +80,24 @@ class ControlPlane:
         self._decode_registration = msgspec.msgpack.Decoder(FromRegistration).decode
 
         trace = open_trace(start.trace_dir, f"{start.node}-control")
+        self._hashing = Hashing(start.tier, ledger, start.integrity, self._counters, self._wake)
         self._source = Source(
-            start, ledger, self._inbound.send, self._target_alive, self._counters, trace
+            start,
+            ledger,
+            self._inbound.send,
+            self._target_alive,
+            self._hashing,
+            self._counters,
+            trace,
         )
         self._destination = Destination(
             start,
             ledger,
             self._outgoing,
-            Names(lambda: os.eventfd_write(start.wake_fd, 1)),
+            Names(self._wake),
             self._engine.send,
             to_engine.max_record,
+            self._hashing,
             self._counters,
             trace,
             random.Random(),
@@ -109,7 +118,12 @@ class ControlPlane:
                 self._take_sockets(ready, now)
                 ready = self._sleep(self._tick(time.monotonic()))
         finally:
+            self._hashing.close()
             self._context.destroy(linger=0)
+
+    def _wake(self) -> None:
+        """Have the loop turn once more; from any thread."""
+        os.eventfd_write(self._start.wake_fd, 1)
 
     # --- what arrives ------------------------------------------------------------------
 

@@ -3,10 +3,15 @@
 import enum
 from dataclasses import dataclass
 
+from mpkv.control.checksums import Job
 from mpkv.control.session import Session
+from mpkv.control.wire import MAX_LEASE_MS, Ask
 from mpkv.messages import Pull
+from mpkv.settings import Integrity
 
 SLOT = 8
+# A lease outlives its pull by this, so that the last Confirm is not late by a hair.
+LEASE_MARGIN_S = 1.0
 
 
 class Step(enum.Enum):
@@ -18,6 +23,7 @@ class Step(enum.Enum):
     GRANTED = "NIXL's registration"
     READING = "the READ"
     CONFIRMING = "the confirmation"
+    CHECKING = "the checksums of what landed"
     OVER = "nothing"
 
 
@@ -42,3 +48,20 @@ class OpenPull:
     slots: bytes = b""
     granted_at: float = 0.0
     read_at: float = 0.0
+    # The checksums of what landed, and those that the source has sent.
+    job: Job | None = None
+    sent: bytes = b""
+
+    def as_ask(self, now: float, integrity: Integrity) -> Ask:
+        """What its source is asked for now."""
+        lease_ms = min(int((self.deadline - now + LEASE_MARGIN_S) * 1000), MAX_LEASE_MS)
+        wanted = self.wanted
+        return Ask(
+            self.session.instance,
+            self.ask,
+            wanted.groups,
+            self.limit,
+            lease_ms,
+            wanted.epoch,
+            integrity,
+        )

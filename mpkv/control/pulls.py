@@ -5,23 +5,24 @@
        +---------+---------+----------+-----------+---> PullFailed
 
 A pull waits for its session, for its turn there, for the source's grant, for the peer's
-registration with the initiator, for the READ and for the source's word that the bytes count.
-From every one of these it may fail; from READING its slots stay in quarantine.
+registration with the initiator, for the READ and for the source's word that the bytes count;
+then, if they are to be checked, for its own checksums of them (CHECKING), begun with the
+Confirm. From every one of these it may fail; from READING its slots stay in quarantine.
 """
 
 import heapq
 import logging
 from collections.abc import Callable
 
-from mpkv.control.answers import Answers
+from mpkv.control.answers import Answers, why_denied
+from mpkv.control.checks import Checks
 from mpkv.control.initiators import Initiators, State
-from mpkv.control.open_pull import SLOT, OpenPull, Step
-from mpkv.control.quarantine import GRACE_S, Held, Quarantine
+from mpkv.control.open_pull import LEASE_MARGIN_S, SLOT, OpenPull, Step
+from mpkv.control.quarantine import Quarantine
 from mpkv.control.session import Failure, Network, Phase, Session
 from mpkv.control.turns import Turns
 from mpkv.control.wire import (
     MAX_LEASE_MS,
-    Ask,
     Confirm,
     Confirmed,
     Denial,
@@ -29,7 +30,6 @@ from mpkv.control.wire import (
     Grant,
     NotConfirmed,
     Release,
-    printable,
     unpack_grant,
 )
 from mpkv.errors import WireRefused
@@ -40,18 +40,8 @@ log = logging.getLogger("mpkv.control")
 
 # Each time its session turns out to be unknown to the peer, a pull may ask once more.
 MAX_ASKS = 3
-# A lease outlives its pull by this, so that the last Confirm is not late by a hair.
-LEASE_MARGIN_S = 1.0
 # No pull may wait longer: the source would not keep its lease.
 LONGEST_PULL_S = MAX_LEASE_MS / 1000 - LEASE_MARGIN_S
-
-_MISS_BY_DENIAL = {
-    Denial.UNKNOWN_SESSION: MissReason.PEER_DOWN,
-    Denial.EPOCH: MissReason.REFUSED,
-    Denial.TARGET_DOWN: MissReason.PEER_DOWN,
-    Denial.QUOTA: MissReason.QUEUE_FULL,
-    Denial.MALFORMED: MissReason.REFUSED,
-}
 
 
 class Pulls:
@@ -67,6 +57,7 @@ class Pulls:
         network: Network,
         initiators: Initiators,
         answers: Answers,
+        checks: Checks,
         counters: Counters,
     ) -> None:
         self._key_size = key_size
@@ -78,6 +69,7 @@ class Pulls:
         self._network = network
         self._initiators = initiators
         self._answers = answers
+        self._checks = checks
         self._counters = counters
         self._quarantine = Quarantine(blocks)
         self._turns = Turns()
@@ -148,7 +140,9 @@ class Pulls:
 
     def session_down(self, session: Session, why: Failure) -> None:
         for pull in self._of(session):
-            self._fail(pull, why)
+            # While its blocks are checked a pull needs nobody any more.
+            if pull.step is not Step.CHECKING:
+                self._fail(pull, why)
 
     # --- the source's answers --------------------------------------------------------------
 
@@ -182,9 +176,7 @@ class Pulls:
             # It was not looked at, so it counts as never asked.
             pull.asks -= 1
         else:
-            detail = f"{session.label} denies it: {printable(denied.detail)}"
-            why = Failure(_MISS_BY_DENIAL[denied.reason], detail)
-            self._fail(pull, why, release=False)
+            self._fail(pull, why_denied(denied, session.label), release=False)
 
     def confirmed(self, session: Session, confirmed: Confirmed, now: float) -> None:
         pull = self._answered(session, confirmed.ask, Step.CONFIRMING)
@@ -193,17 +185,15 @@ class Pulls:
         if confirmed.lease != pull.lease:
             self._counters.add("dropped_stale")
             return
-        if pull.wanted.epoch != self._epoch():
-            self._fail(pull, Failure(MissReason.CACHE_RESET, "the cache was reset meanwhile"))
-            return
-        self._close(pull)
-        self._answers.pulled(pull, now)
+        pull.step, pull.sent = Step.CHECKING, confirmed.checksums
+        if not self._checks.pending(pull):
+            self._end(pull, now)
 
     def not_confirmed(self, session: Session, answer: NotConfirmed) -> None:
         pull = self._answered(session, answer.ask, Step.CONFIRMING)
         if pull is not None:
             detail = f"{session.label} does not confirm the bytes: {answer.reason.value}"
-            self._fail(pull, Failure(MissReason.LEASE_LOST, detail))
+            self._fail(pull, Failure(MissReason.LEASE_LOST, detail), release=False)
 
     # --- the initiator -----------------------------------------------------------------------
 
@@ -220,6 +210,7 @@ class Pulls:
             return
         pull.step, pull.read_at = Step.CONFIRMING, now
         self._answers.traced("read_done", pull)
+        self._checks.begin(pull)
         self._confirm(pull)
 
     def read_failed(self, read: int, detail: str, posted: bool, now: float) -> None:
@@ -256,13 +247,16 @@ class Pulls:
 
     def tick(self, now: float) -> float | None:
         """Do what time asks for; return when to call again at the latest."""
+        for pull in self._checks.over():
+            if pull.step is Step.CHECKING:
+                self._end(pull, now)
         while self._deadlines:
             deadline, number = self._deadlines[0]
-            pull = self._open.get(number)
-            if pull is not None:
+            late = self._open.get(number)
+            if late is not None:
                 if now < deadline:
                     break
-                self._time_out(pull)
+                self._time_out(late)
             heapq.heappop(self._deadlines)
         due = [self._deadlines[0][0]] if self._deadlines else []
         if len(self._quarantine) and self._initiators.alive:
@@ -296,10 +290,8 @@ class Pulls:
         pull.asks += 1
         pull.ask, pull.step = self._asks, Step.ASKED
         self._by_ask[pull.ask] = pull
-        lease_ms = min(int((pull.deadline - now + LEASE_MARGIN_S) * 1000), MAX_LEASE_MS)
-        session, wanted = pull.session, pull.wanted
-        ask = Ask(session.instance, pull.ask, wanted.groups, pull.limit, lease_ms, wanted.epoch)
-        if not self._network.send(session.route, ask):
+        session = pull.session
+        if not self._network.send(session.route, pull.as_ask(now, self._checks.integrity)):
             self._fail(pull, Failure(MissReason.PEER_DOWN, f"cannot send to {session.label}"))
 
     def _read_when_registered(self, pull: OpenPull, now: float) -> None:
@@ -334,6 +326,19 @@ class Pulls:
         if not self._network.send(session.route, confirm):
             self._fail(pull, Failure(MissReason.PEER_DOWN, f"cannot send to {session.label}"))
 
+    def _end(self, pull: OpenPull, now: float) -> None:
+        """The source has confirmed the bytes of `pull`, and whatever is checked can be."""
+        why: Failure | None
+        if pull.wanted.epoch != self._epoch():
+            why = Failure(MissReason.CACHE_RESET, "the cache was reset meanwhile")
+        else:
+            why = self._checks.objection(pull, now)
+        if why is not None:
+            self._fail(pull, why)
+            return
+        self._close(pull)
+        self._answers.pulled(pull, now)
+
     def _time_out(self, pull: OpenPull) -> None:
         waited = pull.deadline - pull.wanted.started
         detail = f"{pull.session.label}: still waiting for {pull.step.value} after {waited:.3g} s"
@@ -347,20 +352,12 @@ class Pulls:
         """End `pull`; only a READ that was given to an initiator keeps its slots."""
         held = pull.step is Step.READING
         if held:
-            self._quarantine.hold(
-                pull.read,
-                Held(
-                    pull.wanted.pull,
-                    pull.session.label,
-                    pull.session.instance,
-                    len(pull.slots) // SLOT,
-                    due=pull.deadline + GRACE_S,
-                    suspect=why.reason is not MissReason.ABORTED,
-                    broken_at=broken_at,
-                ),
-            )
-            self._counters.add("slots_quarantined", len(pull.slots) // SLOT)
-        if release and pull.step in (Step.ASKED, Step.GRANTED, Step.READING):
+            suspect = why.reason is not MissReason.ABORTED
+            kept = self._quarantine.hold(pull, suspect=suspect, broken_at=broken_at)
+            self._counters.add("slots_quarantined", kept)
+        # The Confirm ends its lease, unless it waits there for checksums.
+        unanswered = pull.step is Step.CONFIRMING and pull.job is not None
+        if release and (unanswered or pull.step in (Step.ASKED, Step.GRANTED, Step.READING)):
             self._release(pull)
         self._close(pull)
         self._answers.failed(pull.wanted, why, slots_held=held)
@@ -368,6 +365,7 @@ class Pulls:
     def _close(self, pull: OpenPull) -> None:
         del self._open[pull.wanted.pull]
         self._turns.give_back(pull)
+        self._checks.drop(pull)
         pull.step = Step.OVER
         self._by_ask.pop(pull.ask, None)
         self._by_read.pop(pull.read, None)

@@ -7,6 +7,8 @@ engine's to keep untouched, and here is remembered whose they are.
 from collections import Counter
 from dataclasses import dataclass, replace
 
+from mpkv.control.open_pull import SLOT, OpenPull
+
 # How long after its pull's deadline a READ may go on before its initiator is ended.
 GRACE_S = 2.0
 # While one READ has failed, how long others go on being posted; then they wait for the next
@@ -43,11 +45,22 @@ class Quarantine:
     def __len__(self) -> int:
         return len(self._held)
 
-    def hold(self, read: int, held: Held) -> None:
-        self._held[read] = held
-        self._slots += held.slots if held.suspect else 0
-        if held.suspect:
-            self._suspects[held.instance] += 1
+    def hold(self, pull: OpenPull, *, suspect: bool, broken_at: float) -> int:
+        """`pull` has failed during its READ; how many slots it keeps."""
+        slots = len(pull.slots) // SLOT
+        self._held[pull.read] = Held(
+            pull.wanted.pull,
+            pull.session.label,
+            pull.session.instance,
+            slots,
+            due=pull.deadline + GRACE_S,
+            suspect=suspect,
+            broken_at=broken_at,
+        )
+        if suspect:
+            self._slots += slots
+            self._suspects[pull.session.instance] += 1
+        return slots
 
     def suspects(self, instance: str) -> bool:
         return instance in self._suspects

@@ -12,9 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from mpkv.control.checksums import Checksums
 from mpkv.control.compare import describe, differences, nixl_differences, nixl_version
 from mpkv.control.grants import PinTable, pin_groups
-from mpkv.control.leases import Leases, Pins
+from mpkv.control.leases import Lease, Leases, Pins
+from mpkv.control.promises import Promises
 from mpkv.control.say_once import SayOnce
 from mpkv.control.wire import (
     PROTOCOL,
@@ -77,10 +79,12 @@ class Source:
         ledger: SourceLedger,
         send: Send,
         target_alive: Callable[[], bool],
+        checksums: Checksums,
         counters: Counters,
         trace: Trace,
     ) -> None:
-        self.leases = Leases(ledger, target_alive, counters)
+        self.leases = Leases(ledger, target_alive, counters, self._lease_ended)
+        self._promises = Promises(checksums)
         self._start = start
         self._ledger = ledger
         self._key_size = ledger.key_size
@@ -135,6 +139,8 @@ class Source:
 
     def tick(self, now: float) -> float | None:
         """Do what time asks for; return when to call again at the latest."""
+        for peer, route, confirm in self._promises.due():
+            self._answer_confirm(peer, route, confirm, now)
         return self.leases.expire(now)
 
     # --- sessions --------------------------------------------------------------------
@@ -281,6 +287,9 @@ class Source:
             self._grant(peer, route, ask, epoch, now)
 
     def _grant(self, peer: Inbound, route: bytes, ask: Ask, epoch: int, now: float) -> None:
+        if not self._promises.room(ask):
+            self._deny(route, ask, Denial.QUOTA, "too many blocks wait to be hashed there")
+            return
         room = self.leases.room(peer.instance)
         if not room:
             self._deny(route, ask, Denial.QUOTA, "it holds as much as it may for this engine")
@@ -296,6 +305,7 @@ class Source:
         if not self._answer(route, grant):
             self.leases.release(peer.instance, ask.ask)
             return
+        self._promises.make(ask, lease, runs, self._key_size)
         self._counters.add("grants")
         self._counters.add("blocks_granted", len(blocks) // 4)
         self._trace(
@@ -307,13 +317,29 @@ class Source:
         self._answer(route, Denied(self._start.instance, ask.ask, reason, detail))
 
     def _confirm(self, peer: Inbound, route: bytes, confirm: Confirm, now: float) -> None:
-        loss = self.leases.confirm(peer.instance, confirm.ask, confirm.lease, confirm.epoch, now)
-        if loss is None:
+        if not self._promises.wait(peer.instance, route, confirm):
+            self._answer_confirm(peer.instance, route, confirm, now)
+
+    def _answer_confirm(self, peer: str, route: bytes, confirm: Confirm, now: float) -> None:
+        checksums = self._promises.checksums(confirm.lease)
+        loss = self.leases.confirm(peer, confirm.ask, confirm.lease, confirm.epoch, now)
+        if loss is not None:
+            self._unconfirmed(route, confirm, loss)
+        elif checksums is None:
+            self._unconfirmed(route, confirm, Loss.UNCHECKED)
+        else:
             self._counters.add("leases_confirmed")
-            self._answer(route, Confirmed(confirm.ask, confirm.lease))
-            return
+            self._answer(route, Confirmed(confirm.ask, confirm.lease, checksums))
+
+    def _unconfirmed(self, route: bytes, confirm: Confirm, loss: Loss) -> None:
         self._counters.add(f"unconfirmed_{loss.value}")
         self._answer(route, NotConfirmed(confirm.ask, confirm.lease, loss))
+
+    def _lease_ended(self, lease: Lease, loss: Loss) -> None:
+        promise = self._promises.drop(lease)
+        # A peer that ended it by itself waits for nothing.
+        if promise is not None and promise.confirm is not None and loss is not Loss.UNKNOWN:
+            self._unconfirmed(promise.route, promise.confirm, loss)
 
     def _answer(self, route: bytes, message: ToDestination) -> bool:
         if self._send(route, message):

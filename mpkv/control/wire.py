@@ -15,8 +15,9 @@ import msgspec
 
 from mpkv.errors import WireRefused
 from mpkv.messages import Compatibility, KeyGroup
+from mpkv.settings import Integrity
 
-PROTOCOL = b"mpkv/1"
+PROTOCOL = b"mpkv/2"
 
 MAX_KEYS = 131_072
 MAX_GROUPS = 64
@@ -56,6 +57,7 @@ class Loss(enum.StrEnum):
     EPOCH = "epoch"
     TARGET_DOWN = "target_down"
     PINS_LOST = "pins_lost"
+    UNCHECKED = "unchecked"
     UNKNOWN = "unknown"
 
 
@@ -75,7 +77,8 @@ class Hello(msgspec.Struct, tag="hello", array_like=True, frozen=True, forbid_un
 
 
 class Ask(msgspec.Struct, tag="ask", array_like=True, frozen=True, forbid_unknown_fields=True):
-    """Pin what `to` holds of `groups`, at most `limit` blocks, for `lease_ms`."""
+    """Pin what `to` holds of `groups`, at most `limit` blocks, for `lease_ms`; have checksums
+    ready for the Confirm, of the blocks that `integrity` says."""
 
     to: Instance
     ask: Number
@@ -83,6 +86,7 @@ class Ask(msgspec.Struct, tag="ask", array_like=True, frozen=True, forbid_unknow
     limit: Number
     lease_ms: Number
     epoch: Number
+    integrity: Integrity = Integrity.OFF
 
 
 class Confirm(
@@ -185,8 +189,12 @@ class Denied(
 class Confirmed(
     msgspec.Struct, tag="confirmed", array_like=True, frozen=True, forbid_unknown_fields=True
 ):
+    """`checksums`: one unsigned 64-bit number for each block that the Ask wanted checked, in
+    the order of the grant."""
+
     ask: Number
     lease: Number
+    checksums: Packed = b""
 
 
 class NotConfirmed(

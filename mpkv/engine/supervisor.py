@@ -284,6 +284,7 @@ class Supervisor:
             to_engine=RingEnds(to_engine.fd, -1),
             from_target=RingEnds(from_target.fd, self._control_wake),
             deadline_s=settings.deadline_s,
+            integrity=settings.integrity,
             trace_dir=settings.trace_dir,
         )
         fds = [self._ledger.fd, self._engine_pidfd, target.pidfd, channel.fileno()]

@@ -86,6 +86,10 @@ class LedgerCore:
     def epoch(self) -> int:
         """The content epoch: blocks pulled under an older one are not to be believed."""
 
+    @property
+    def published(self) -> int:
+        """How often a block has become READY; whoever sees a count finds its blocks."""
+
     @staticmethod
     def size_of(blocks: int, key_size: int, /) -> int: ...
     @classmethod
@@ -114,6 +118,16 @@ class LedgerCore:
 
     def pin_prefix(self, keys: Buffer, /) -> bytes:
         """Pin the leading keys up to the first miss; their slots (u64)."""
+
+    def pin_slots(self, slots: Buffer, /) -> bytes:
+        """Pin blocks that are READY in these very slots; a byte per slot, 1 if pinned."""
+
+    def keys_of(self, slots: Buffer, /) -> bytes:
+        """The keys of slots that the caller has pinned, concatenated."""
+
+    def ready_besides(self, generations: Buffer, /) -> bytes:
+        """The slots (u64) of READY blocks whose generation is not the one (u32) listed for
+        their block. Nothing keeps them so."""
 
     def unpin_many(self, slots: Buffer, /) -> int:
         """Give back one pin per slot; how many this owner still held."""

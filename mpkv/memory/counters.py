@@ -26,6 +26,7 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
         "miss_helpers_down",
         "miss_aborted",
         "miss_cache_reset",
+        "miss_corrupted",
         "helpers_restarted",
     ),
     "control": (
@@ -49,6 +50,7 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
         "unconfirmed_epoch",
         "unconfirmed_target_down",
         "unconfirmed_pins_lost",
+        "unconfirmed_unchecked",
         "unconfirmed_unknown",
         "dropped_malformed",
         "dropped_foreign",
@@ -81,6 +83,10 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
         "missed_helpers_down",
         "missed_aborted",
         "missed_cache_reset",
+        "missed_corrupted",
+        "blocks_hashed",
+        "blocks_checked",
+        "blocks_corrupted",
     ),
     "target": ("registrations",),
     "initiator": (

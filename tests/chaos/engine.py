@@ -18,6 +18,7 @@ from io import FileIO
 import msgspec
 
 from mpkv.engine.process import HelperProcess
+from mpkv.messages import MissReason
 from mpkv.settings import PeerAddress
 from tests.chaos.blocks import Blocks, ChaosStandIn
 from tests.chaos.checks import Settling, Verifying
@@ -38,6 +39,7 @@ from tests.chaos.orders import (
     Start,
     StopHelper,
     Verify,
+    Wrong,
 )
 from tests.chaos.pattern import prompt
 from tests.chaos.requests import PROMPTS, Requests
@@ -74,6 +76,7 @@ class Life:
         self._decode = msgspec.json.Decoder(Order).decode
         self._unread = b""
         self._report_at = 0.0
+        self._alarms = 0
 
     def run(self) -> None:
         while not self._left:
@@ -122,6 +125,10 @@ class Life:
         for detail in meter.details:
             print(f"missed: {detail}", file=sys.stderr)
         meter.details.clear()
+        while self._alarms < meter.misses[MissReason.CORRUPTED]:
+            # No fault of the schedule flips bytes.
+            self._alarms += 1
+            self._tell(Wrong("a check found wrong bytes; see the log"))
         self._tell(counts)
 
     # --- orders ------------------------------------------------------------------------
@@ -246,6 +253,7 @@ def main() -> None:
         port=start.port,
         peers=peers,
         deadline_s=DEADLINE_S,
+        integrity=start.integrity,
     )
     engine.ledger.set_epoch(start.epoch)
     engine.supervisor.start()

@@ -2,6 +2,8 @@
 
 import msgspec
 
+from mpkv.settings import Integrity
+
 HELPERS = ("control", "target", "initiator")
 # What all engines of a run are like. A pull takes some milliseconds, half of them its READ.
 BLOCKS = 384
@@ -20,6 +22,7 @@ class Start(msgspec.Struct):
     sources: dict[str, str]
     epoch: int
     pulling: bool
+    integrity: Integrity
 
 
 # --- runner -> engine ------------------------------------------------------------------

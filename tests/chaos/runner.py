@@ -3,10 +3,11 @@
 import asyncio
 import random
 import signal
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
+from mpkv.settings import Integrity
 from tests.chaos.leaks import Machine, more_than
 from tests.chaos.member import Member
 from tests.chaos.network import Network
@@ -37,7 +38,15 @@ SETTLE_S = 40.0
 
 
 class Runner:
-    def __init__(self, seed: int, faults: int, pause_s: float, network: Network, logs: Path):
+    def __init__(
+        self,
+        seed: int,
+        faults: int,
+        pause_s: float,
+        network: Network,
+        integrity: Mapping[str, Integrity],
+        logs: Path,
+    ):
         self.tally = Tally()
         self._seed = seed
         self._wanted = faults
@@ -54,6 +63,7 @@ class Runner:
                     sources=network.sources(name),
                     epoch=0,
                     pulling=False,
+                    integrity=integrity[name],
                 ),
                 network.command(name),
                 seed,

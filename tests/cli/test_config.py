@@ -44,6 +44,7 @@ def test_defaults_and_settings_of_a_node(tmp_path: Path) -> None:
     assert (settings.listen, settings.port, settings.advertise) == ("127.0.0.1", 7730, "127.0.0.1")
     assert settings.peers == (PeerAddress("a", "127.0.0.1", 7710, 1),)
     assert settings.deadline_s == 10.0
+    assert settings.integrity == "off"
     assert settings.backends == ("UCX",)
     assert settings.trace_dir == "/traces"
     assert cluster.cluster.hash_seed == "0"
@@ -129,6 +130,18 @@ def test_listening_and_advertised_addresses_are_two_settings(tmp_path: Path) -> 
             "[pull]\ndeadline_s = 0\n[tier]",
             "[pull] deadline_s: expected seconds above 0 and up to 59, found 0.0; "
             "write for example 10.0.",
+        ),
+        (
+            "[tier]",
+            '[pull]\nintegrity = "always"\n[tier]',
+            '[pull] integrity: expected "off", "sampled" or "full", found "always"; '
+            'leave it out for "off".',
+        ),
+        (
+            "[tier]",
+            "[pull]\nintegrity = true\n[tier]",
+            "[pull] integrity: expected a string in quotes, found true or false; "
+            "write a string in quotes.",
         ),
         (
             "[tier]",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mpkv.config import load_cluster
-from mpkv.settings import decode_settings
+from mpkv.settings import Integrity, decode_settings
 from tests.cli.command import GOOD, REPOSITORY, run_mpkv, write_config
 
 SHIPPED = [
@@ -56,6 +56,13 @@ def test_the_big_cluster_runs_eight_ranks_with_64_gib_each() -> None:
     assert transfer["kv_connector_extra_config"]["mpkv"]["peers"] == [
         {"name": "prefill-1", "host": "10.0.0.11", "port": 7710, "ranks": 8}
     ]
+
+
+def test_every_node_is_told_what_to_check(tmp_path: Path) -> None:
+    config = write_config(tmp_path, GOOD.replace("[tier]", '[pull]\nintegrity = "full"\n[tier]'))
+    raw = transfer_config(rendered(config))["kv_connector_extra_config"]["mpkv"]
+    assert raw["integrity"] == "full"
+    assert decode_settings(raw).integrity is Integrity.FULL
 
 
 def test_the_shell_reads_awkward_arguments_unchanged(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from mpkv.memory import FILLING, LANDING, Ledger, Ring, create_segment
+from mpkv.memory import FILLING, LANDING, Ledger, Ring, block_ids, create_segment
 from mpkv.messages import (
     CancelPull,
     Compatibility,
@@ -33,6 +33,7 @@ from mpkv.messages import (
     Tier,
     ToEngine,
 )
+from mpkv.settings import Integrity
 from tests.control.common import (
     BLOCK_BYTES,
     COMPATIBILITY,
@@ -68,6 +69,7 @@ class Plane:
         initiator: bool = True,
         automatic: bool = True,
         trace_dir: str = "",
+        integrity: Integrity = Integrity.OFF,
         ring_bytes: int = 1 << 22,
         tier_blocks: int | None = None,
     ) -> None:
@@ -109,6 +111,7 @@ class Plane:
             to_engine=RingEnds(to_engine.fd, -1),
             from_target=RingEnds(from_target.fd, self.wake),
             deadline_s=deadline_s,
+            integrity=integrity,
             trace_dir=trace_dir,
         )
         with theirs:
@@ -334,6 +337,11 @@ class Plane:
 
     def wait_slots(self, pull: int) -> None:
         wait_for(lambda: self.took_back(pull), f"the slots of pull {pull}")
+
+    def write(self, slots: bytes, content: bytes) -> None:
+        """Write to the beginning of each of these blocks."""
+        for block in u32(block_ids(slots)):
+            os.pwrite(self._tier_fd, content, block * BLOCK_BYTES)
 
     def slots(self, pull: int) -> bytes:
         return self._slots[pull]

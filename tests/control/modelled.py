@@ -5,13 +5,16 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from mpkv.messages import ControlStart, Read, RingEnds, Tier, ToInitiator
+from mpkv.messages import ControlStart, MissReason, Read, RingEnds, Tier, ToInitiator
+from mpkv.settings import Integrity
 from tests.control.common import BLOCK_BYTES, COMPATIBILITY
 
 DEADLINE_S = 10.0
 
 
-def start_message(node: str, instance: str, blocks: int) -> ControlStart:
+def start_message(
+    node: str, instance: str, blocks: int, integrity: Integrity = Integrity.OFF
+) -> ControlStart:
     none = RingEnds(-1, -1)
     return ControlStart(
         node=node,
@@ -31,6 +34,7 @@ def start_message(node: str, instance: str, blocks: int) -> ControlStart:
         to_engine=none,
         from_target=none,
         deadline_s=DEADLINE_S,
+        integrity=integrity,
         trace_dir="",
     )
 
@@ -76,3 +80,4 @@ class EnginePull:
     slots: bytes
     epoch: int
     state: str = "open"
+    reason: MissReason | None = None

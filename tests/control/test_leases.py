@@ -23,8 +23,12 @@ class Desk:
         allocated = self.engine.allocate(BLOCKS, FILLING)
         assert allocated is not None
         self.engine.publish(allocated[0], b"".join(self.keys), False)
+        self.ended: list[tuple[int, Loss]] = []
         self.leases = Leases(
-            self.control, lambda: self.target_alive, self.control.counters("control")
+            self.control,
+            lambda: self.target_alive,
+            self.control.counters("control"),
+            lambda lease, loss: self.ended.append((lease.number, loss)),
         )
 
     def pin(self, *positions: int) -> bytes:
@@ -69,6 +73,8 @@ def test_not_confirmed_after_expiry_seen_or_not(desk: Desk) -> None:
     assert desk.pins() == 0
     assert desk.confirm(seen, ask=2, now=1.1) is Loss.EXPIRED
     assert len(desk.leases) == 0
+    # The peer itself has ended the one, its clock the other.
+    assert desk.ended == [(unseen, Loss.UNKNOWN), (seen, Loss.EXPIRED)]
 
 
 def test_not_confirmed_for_another_content(desk: Desk) -> None:

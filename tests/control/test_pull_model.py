@@ -5,8 +5,10 @@ from collections.abc import Callable
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from mpkv.messages import MissReason
+from mpkv.settings import Integrity
 from tests.control.common import keys
 from tests.control.world import World
 
@@ -27,6 +29,15 @@ STEPS: list[tuple[str, Step]] = [
     ("confirm arrives", lambda w: w.deliver_to_source()),
     ("confirmed arrives", lambda w: w.deliver_to_destination()),
 ]
+
+# The same pull when its blocks are checked; the source hashes last of all.
+CHECKED: list[tuple[str, Step]] = [
+    *STEPS[:-1],
+    ("source hashes", lambda w: w.source_hashes()),
+    ("confirmed arrives", lambda w: w.deliver_to_destination()),
+    ("landed is hashed", lambda w: w.landed_is_hashed()),
+]
+PULLS = {Integrity.OFF: STEPS, Integrity.SAMPLED: CHECKED, Integrity.FULL: CHECKED}
 
 FAULTS: dict[str, tuple[Step, ...]] = {
     "nothing": (),
@@ -70,6 +81,15 @@ HARMLESS = {
     # From the grant on, the blocks are pinned.
     "source overwrites what it may": range(5, 11),
 }
+HARMLESS_CHECKED = {
+    "nothing": range(1, 13),
+    "connection drops": [*range(1, 10), 11, 12],
+    "connection drops twice": [*range(1, 10), 11, 12],
+    "source overwrites what it may": range(5, 13),
+    # What the source has confirmed is checked without it.
+    "source crashes": range(11, 13),
+    "target dies": range(10, 13),
+}
 
 
 def strike(world: World, fault: str) -> None:
@@ -78,16 +98,20 @@ def strike(world: World, fault: str) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("at", range(len(STEPS) + 1))
-def test_a_fault_at_every_step(at: int, fault: str) -> None:
-    world = World()
+@pytest.mark.parametrize(
+    ("integrity", "at"),
+    [(integrity, at) for integrity, steps in PULLS.items() for at in range(len(steps) + 1)],
+)
+def test_a_fault_at_every_step(integrity: Integrity, at: int, fault: str) -> None:
+    world = World(integrity=integrity)
     try:
         world.store(KEYS)
-        for number, (name, step) in enumerate(STEPS[:at]):
+        for number, (name, step) in enumerate(PULLS[integrity][:at]):
             assert step(world) is not False, f"step {number}, {name}, was not possible"
         strike(world, fault)
         world.settle()
-        if at in HARMLESS.get(fault, ()):
+        harmless = HARMLESS if integrity is Integrity.OFF else HARMLESS_CHECKED
+        if at in harmless.get(fault, ()):
             assert world.pulls[1].state == "pulled"
         # Whatever happened, the next pull finds the peer again.
         world.mend(KEYS)
@@ -117,12 +141,29 @@ def test_two_faults_during_one_pull(first: str, then: str) -> None:
             world.close()
 
 
+@pytest.mark.parametrize("at", range(1, 8))
+def test_a_flip_before_the_bytes_have_landed_is_found(at: int) -> None:
+    world = World(integrity=Integrity.FULL)
+    try:
+        world.store(KEYS)
+        world.source_checksums.look()
+        for _, step in CHECKED[:at]:
+            step(world)
+        world.source_checksums.flip()
+        world.settle()
+        assert world.pulls[1].state == "failed"
+        assert world.pulls[1].reason is MissReason.CORRUPTED
+    finally:
+        world.close()
+
+
 class PullMachine(RuleBasedStateMachine):
     """Pulls, deliveries, READs and faults in any order."""
 
-    @initialize(seed=st.integers(0, 1000))
-    def begin(self, seed: int) -> None:
-        self.world = World(seed)
+    @initialize(seed=st.integers(0, 1000), integrity=st.sampled_from(Integrity))
+    def begin(self, seed: int, integrity: Integrity) -> None:
+        self.world = World(seed, integrity)
+        self.all_is_checked = integrity is Integrity.FULL
         self.world.store(KEYS)
 
     @rule(first=st.integers(0, 3), count=st.integers(1, 6), patience=st.sampled_from([0.5, 10.0]))
@@ -158,6 +199,24 @@ class PullMachine(RuleBasedStateMachine):
     @rule()
     def read_breaks(self) -> None:
         self.world.read_breaks()
+
+    @rule()
+    def source_hashes(self) -> None:
+        self.world.source_hashes()
+
+    @rule()
+    def landed_is_hashed(self) -> None:
+        self.world.landed_is_hashed()
+
+    @rule()
+    def source_looks(self) -> None:
+        self.world.source_checksums.look()
+
+    @precondition(lambda self: self.all_is_checked)
+    @rule()
+    def source_flips_what_it_has_hashed(self) -> None:
+        self.world.source_checksums.look()
+        self.world.source_checksums.flip()
 
     @rule(noticed=st.booleans())
     def initiator_dies(self, noticed: bool) -> None:

@@ -2,8 +2,8 @@
 moves one message at a time, with everything around them that can die.
 
 Real: `Source`, `Destination`, ledgers. Modelled: time, the connection, the engines'
-threads, the initiator and its READs, the bytes of both tiers. The model checks after
-every step what must hold at every moment:
+threads, the initiator and its READs, the hashing threads, the bytes of both tiers. The
+model checks after every step what must hold at every moment:
 
 - a pull ends at most once, and its slots come back only when no READ may write them;
 - what counts as pulled is, in every slot, the content of the key that was asked for.
@@ -36,8 +36,16 @@ from mpkv.messages import (
     TargetReady,
     ToEngine,
 )
+from mpkv.settings import Integrity
 from tests.control.common import KEY_SIZE, keys, u32
-from tests.control.modelled import DEADLINE_S, EnginePull, ModelInitiator, Running, start_message
+from tests.control.modelled import (
+    DEADLINE_S,
+    EnginePull,
+    ModelInitiator,
+    Running,
+    start_message,
+)
+from tests.control.modelled_checksums import ModelChecksums
 
 SOURCE_BLOCKS = 16
 DESTINATION_BLOCKS = 32
@@ -47,11 +55,10 @@ ADDRESS = "10.0.0.1:7710"
 class World:
     """The destination pulls from the source; both engines are the test's."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, integrity: Integrity = Integrity.OFF) -> None:
         self.now = 100.0
         # How far the source's clock has run ahead of the destination's.
         self.source_ahead = 0.0
-        self.jitter = random.Random(seed)
         self.engine_ledger = Ledger.create(DESTINATION_BLOCKS, KEY_SIZE)
         self.source_ledger = Ledger.create(SOURCE_BLOCKS, KEY_SIZE)
         self.destination_view = Ledger.attach(self.engine_ledger.fd)
@@ -69,27 +76,25 @@ class World:
         self.instances = 0
         self.pulls: dict[int, EnginePull] = {}
         self.initiators: list[ModelInitiator] = []
+        self.checksums = ModelChecksums(self.destination_view, self.tier)
         self.start_source()
         self.destination = Destination(
-            start_message("d", "d-1", DESTINATION_BLOCKS),
+            start_message("d", "d-1", DESTINATION_BLOCKS, integrity),
             self.destination_view,
             self,
             Names(lambda: None),
             self.to_engine,
             1 << 20,
+            self.checksums,
             self.destination_view.counters("control"),
             lambda event, **fields: None,
-            self.jitter,
+            random.Random(seed),
         )
         self.new_initiator()
 
     def close(self) -> None:
-        for ledger in (
-            self.destination_view,
-            self.source_view,
-            self.engine_ledger,
-            self.source_ledger,
-        ):
+        views = (self.destination_view, self.source_view)
+        for ledger in (*views, self.engine_ledger, self.source_ledger):
             ledger.close()
 
     # --- the network, as the destination's sessions see it ---------------------------------
@@ -152,11 +157,13 @@ class World:
     def start_source(self) -> None:
         self.instances += 1
         self.target_alive = True
+        self.source_checksums = ModelChecksums(self.source_view, self.source_tier)
         self.source = Source(
             start_message("s", f"s-{self.instances}", SOURCE_BLOCKS),
             self.source_view,
             self.answer,
             lambda: self.target_alive,
+            self.source_checksums,
             self.source_view.counters("control"),
             lambda event, **fields: None,
         )
@@ -182,6 +189,13 @@ class World:
         """The source's engine stores something else, over the blocks that nobody pins."""
         self.stored += count
         self.store(keys(f"other-{self.stored}", count))
+
+    def source_hashes(self) -> bool:
+        """The source's thread does a job, and the loop hears of it."""
+        worked = self.source_up and self.source_checksums.work()
+        if worked:
+            self.source.tick(self.now + self.source_ahead)
+        return worked
 
     def expire_leases(self) -> None:
         """The source's clock jumps, as that of a machine that was suspended does."""
@@ -233,6 +247,7 @@ class World:
         elif isinstance(message, PullFailed):
             assert pull.state == "open", f"pull {message.pull} ended twice"
             pull.state = "held" if message.slots_held else "failed"
+            pull.reason = message.reason
         else:
             assert pull.state == "open", f"pull {message.pull} ended twice"
             pull.state = "pulled"
@@ -316,6 +331,13 @@ class World:
             self.destination.from_initiator(ReadDone(running.read.read, 0.0), self.now)
         return True
 
+    def landed_is_hashed(self) -> bool:
+        """The destination's thread does a job, and the loop hears of it."""
+        worked = self.checksums.work()
+        if worked:
+            self.destination.tick(self.now)
+        return worked
+
     def read_breaks(self) -> bool:
         """A part of a READ fails and is reported; the others go on writing."""
         initiator = self.initiator
@@ -334,6 +356,7 @@ class World:
             self.crash_source()
             self.start_source()
         self.engine_ledger.set_epoch(self.source_ledger.epoch)
+        self.source_checksums.mend()
         self.store([key for key in wanted if self.source_ledger.find(key) < 0])
         self.pass_time(20.0)
 
@@ -371,5 +394,7 @@ class World:
             or self.deliver_to_destination()
             or self.initiator_takes()
             or self.read_ends()
+            or self.source_hashes()
+            or self.landed_is_hashed()
         ):
             pass

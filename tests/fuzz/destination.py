@@ -62,7 +62,7 @@ _messages: st.SearchStrategy[Struct] = st.one_of(
     st.builds(Grant, _asks, _leases, _runs, _blocks, st.just(0) | numbers),
     _untrue,
     st.builds(Denied, _instances, _asks, st.sampled_from(Denial), texts),
-    st.builds(Confirmed, _asks, _leases),
+    st.builds(Confirmed, _asks, _leases, st.just(b"") | packed(8, 4)),
     st.builds(NotConfirmed, _asks, _leases, st.sampled_from(Loss)),
     st.builds(Pong, _instances, numbers),
 )  # fmt: skip

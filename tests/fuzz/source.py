@@ -4,6 +4,7 @@ import zmq
 from hypothesis import strategies as st
 from msgspec import Struct, structs
 
+from mpkv.control.checksums import checksum
 from mpkv.control.wire import (
     PROTOCOL,
     Ask,
@@ -16,7 +17,8 @@ from mpkv.control.wire import (
     Welcome,
 )
 from mpkv.messages import KeyGroup
-from tests.control.common import COMPATIBILITY, keys, u32, wait_for
+from mpkv.settings import Integrity
+from tests.control.common import BLOCK_BYTES, COMPATIBILITY, keys, u32, wait_for
 from tests.control.harness import Plane
 from tests.control.raw import RawPeer, closing
 from tests.fuzz.explore import explore
@@ -24,6 +26,8 @@ from tests.fuzz.shapes import bytes_of, groups, numbers, texts
 
 INSTANCE = "the source"
 HELD = keys("held", 6)
+# Its tier is all zeros.
+CHECKSUMS = checksum(bytes(BLOCK_BYTES)).to_bytes(8, "little") * len(HELD)
 PEERS = 3
 # More than what all peers together may make it remember.
 GROWTH_BYTES = 64 << 20
@@ -38,12 +42,14 @@ _lease_ms = st.sampled_from([0, 1, 20, 200, 1 << 40])
 _epochs = st.just(0) | numbers
 _messages: st.SearchStrategy[Struct] = st.one_of(
     st.builds(Hello, _instances | texts, texts, _addresses, _compatible, _epochs),
-    st.builds(Ask, _to, numbers, groups(HELD), numbers, _lease_ms, _epochs),
+    st.builds(
+        Ask, _to, numbers, groups(HELD), numbers, _lease_ms, _epochs, st.sampled_from(Integrity)
+    ),
     st.builds(Confirm, _to, numbers, numbers, _epochs),
     st.builds(Release, _to, numbers),
     st.builds(Ping, _to, numbers),
 )
-_strays = st.sampled_from([PROTOCOL, b"", b"mpkv/2", b"mpkv/" + bytes(11)])
+_strays = st.sampled_from([PROTOCOL, b"", b"mpkv/1", b"mpkv/" + bytes(11)])
 _frames = bytes_of(_messages).map(lambda body: [PROTOCOL, body]) | st.lists(
     _strays | st.binary(max_size=20), min_size=1, max_size=4
 )
@@ -73,11 +79,12 @@ class Besieged:
         """Whether a peer that behaves gets what it asks for, as if nobody else were there."""
         self._asks += 1
         groups = (KeyGroup(b"".join(HELD), 16, 0),)
-        grant = self._good.ask(Ask(INSTANCE, self._asks, groups, len(HELD), 5000, 0))
+        ask = Ask(INSTANCE, self._asks, groups, len(HELD), 5000, 0, Integrity.FULL)
+        grant = self._good.ask(ask)
         assert isinstance(grant, Grant), grant
         assert u32(grant.blocks) == [self._plane.ledger.find(key) for key in HELD]
         confirm = Confirm(INSTANCE, self._asks, grant.lease, 0)
-        assert self._good.ask(confirm) == Confirmed(self._asks, grant.lease)
+        assert self._good.ask(confirm) == Confirmed(self._asks, grant.lease, CHECKSUMS)
         assert self._plane.process.poll() is None
         assert not self._plane.count("dropped_by_fault"), self._plane.log()[-3000:]
 

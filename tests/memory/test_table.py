@@ -1,5 +1,6 @@
 """What the block table and its index promise, seen by the engine and the control plane."""
 
+import array
 import struct
 
 import pytest
@@ -249,3 +250,51 @@ def test_block_ids_of_slots(engine: Ledger) -> None:
         *(block for _, block in unpack(slots)),
         MISS,
     )
+
+
+def test_ready_blocks_of_generations_not_seen_yet_are_listed(
+    engine: Ledger, control: Ledger
+) -> None:
+    seen = array.array("I", bytes(4 * BLOCKS))
+    assert control.published == 0
+    assert control.ready_besides(seen) == b""
+    slots = store(engine, 1, 2, 3)
+    allocate(engine, 1, LANDING)
+    assert control.published == 3
+    assert control.ready_besides(seen) == slots
+    for generation, block in unpack(slots[:16]):
+        seen[block] = generation
+    assert control.ready_besides(seen) == slots[16:]
+    # The same block in a later generation counts as new.
+    engine.free(slots[:8])
+    again = store(engine, 9)
+    assert unpack(again)[0][1] == unpack(slots)[0][1]
+    assert set(unpack(control.ready_besides(seen))) == {unpack(again)[0], unpack(slots)[2]}
+    assert control.published == 4
+
+
+def test_a_slot_is_pinned_in_its_own_generation_only(engine: Ledger, control: Ledger) -> None:
+    slots = store(engine, 1, 2, 3)
+    landing = allocate(engine, 1, LANDING)
+    assert control.pin_slots(slots[:16] + landing) == b"\1\1\0"
+    assert counts(engine, free=4, ready=3, landing=1, control_pins=2)
+    assert control.keys_of(slots[:16]) == keys(1, 2)
+    assert control.unpin_many(slots) == 2
+    engine.free(slots)
+    assert control.pin_slots(slots) == b"\0\0\0"
+    again = store(engine, 4)
+    assert unpack(again)[0][1] in {block for _, block in unpack(slots)}
+    assert control.pin_slots(slots) == b"\0\0\0"
+    assert control.pin_slots(again) == b"\1"
+    assert counts(engine, free=6, ready=1, landing=1, control_pins=1)
+
+
+def test_a_pinned_slot_is_not_evicted_and_not_marked_as_visited(
+    engine: Ledger, control: Ledger
+) -> None:
+    slots = store(engine, *range(BLOCKS))
+    assert control.pin_slots(slots[:16]) == b"\1\1"
+    assert control.unpin_many(slots[8:16]) == 1
+    allocated = engine.allocate(1, FILLING)
+    assert allocated is not None
+    assert allocated[1] == key(1)

@@ -32,6 +32,7 @@ def test_a_slot_that_never_was_does_nothing(engine: Ledger, control: Ledger, slo
     assert engine.publish(packed, key(1), pin=False) == bytes([STALE])
     assert engine.free(packed) == 0
     assert engine.unpin_many(packed) == control.unpin_many(packed) == 0
+    assert control.pin_slots(packed) == b"\0"
     assert counts(engine, free=BLOCKS)
 
 
@@ -54,9 +55,13 @@ def test_a_blob_of_odd_length_is_refused(engine: Ledger) -> None:
     ):
         with pytest.raises(ValueError, match="keys of 37 bytes are no whole number of items of 36"):
             call(key(1) + b"x")
-    for call in (engine.unpin_many, engine.free, block_ids):
+    for call in (engine.unpin_many, engine.free, engine.pin_slots, engine.keys_of, block_ids):
         with pytest.raises(ValueError, match="slots of 9 bytes"):
             call(slots + b"x")
+    with pytest.raises(ValueError, match="Expected 8 generations, found 36 bytes"):
+        engine.ready_besides(bytes(36))
+    with pytest.raises(ValueError, match="no block of this ledger"):
+        engine.keys_of(struct.pack("Q", BLOCKS))
     with pytest.raises(ValueError, match="Expected a key of 36 bytes, found 35"):
         engine.find(key(1)[1:])
     with pytest.raises(ValueError, match="as many keys as slots, found 1 slots and 2"):

@@ -19,7 +19,7 @@ from mpkv.engine.pulls import PullBook
 from mpkv.engine.supervisor import Supervisor
 from mpkv.memory import FILLING, Ledger, block_ids, create_segment
 from mpkv.messages import Compatibility, KeyGroup, MissReason, Tier
-from mpkv.settings import EngineSettings, PeerAddress
+from mpkv.settings import EngineSettings, Integrity, PeerAddress
 from mpkv.trace import open_trace
 
 KEY_SIZE = 36
@@ -92,6 +92,7 @@ class StandIn:
         head_start: float = 0.0,
         compatibility: Compatibility = COMPATIBILITY,
         trace_dir: str = "",
+        integrity: Integrity = Integrity.OFF,
     ) -> None:
         self.port = port if port is not None else free_port()
         self.address = f"{host}:{self.port}"
@@ -104,6 +105,7 @@ class StandIn:
             peers=peers,
             deadline_s=deadline_s,
             trace_dir=trace_dir,
+            integrity=integrity,
         )
         self.ledger = Ledger.create(blocks, KEY_SIZE)
         self._fd = create_segment("standin-tier", blocks * block_bytes)

@@ -147,6 +147,13 @@ def lookup(
     help="Leave out what is larger; memory for fifteen times as much is needed.",
 )
 @click.option("--repeats", type=click.IntRange(1), default=9, show_default=True)
+@click.option(
+    "--integrity",
+    multiple=True,
+    type=click.Choice(("off", "sampled", "full")),
+    default=("sampled", "full"),
+    help="Compare pulls that check their blocks with ones that do not; off: leave it out.",
+)
 @_quick
 @_report_options
 def pull(
@@ -154,11 +161,13 @@ def pull(
     counts: tuple[int, ...],
     most_bytes: int,
     repeats: int,
+    integrity: tuple[str, ...],
     quick: bool,
     as_json: bool,
     plot: Path | None,
 ) -> None:
     """How fast blocks move, beside bare NIXL and a plain copy."""
+    from mpkv.settings import Integrity
     from mpkv_cli.bench.pull import measure
 
     if quick:
@@ -170,6 +179,7 @@ def pull(
             counts=counts,
             most_bytes=most_bytes,
             repeats=repeats,
+            integrity=[Integrity(level) for level in integrity if level != Integrity.OFF],
             progress=progress,
         ),
         as_json,

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
+from mpkv.settings import Integrity
 from mpkv_cli.bench.copying import Copies
+from mpkv_cli.bench.integrity import measure_checking
 from mpkv_cli.bench.progress import Progress
 from mpkv_cli.bench.raw import RawReads
 from mpkv_cli.bench.resources import need_memory, total_cpu_seconds
@@ -73,9 +75,11 @@ def measure(
     counts: Sequence[int],
     most_bytes: int,
     repeats: int,
+    integrity: Sequence[Integrity],
     progress: Progress,
 ) -> Result:
-    """Every count of every block size, unless together they are more than `most_bytes`."""
+    """Every count of every block size, unless together they are more than `most_bytes`; and
+    for one of them what `integrity` costs."""
     sizes: list[_Size] = []
     for each in block_bytes:
         fitting = [count for count in counts if count * each <= most_bytes]
@@ -96,6 +100,16 @@ def measure(
     ]
     if left_out:
         notes.append(f"Left out, for more than {_size(most_bytes)}: {', '.join(left_out)}.")
+    figures, tables = _figures(sizes), [_rates(sizes), _times(sizes)]
+    if integrity:
+        size = _headline(sizes)
+        costs, table = measure_checking(integrity, size.block_bytes, size.count, repeats, progress)
+        figures |= costs
+        tables.append(table)
+        notes.append(
+            f"What is checked: {size.count:,} x {_size(size.block_bytes)}, pulled in turns from a "
+            'source that has hashed them already; "hashed while READ" from one that has not.'
+        )
     return Result(
         benchmark="pull",
         transport=transport,
@@ -104,9 +118,10 @@ def measure(
             "counts": list(counts),
             "most_bytes": most_bytes,
             "repeats": repeats,
+            "integrity": list(integrity),
         },
-        figures=_figures(sizes),
-        tables=(_rates(sizes), _times(sizes)),
+        figures=figures,
+        tables=tuple(tables),
         chart=_chart(sizes),
         notes=tuple(notes),
     )
@@ -156,11 +171,15 @@ def _repeats(size: int, repeats: int) -> int:
     return max(repeats, min(repeats * BYTES_PER_SIZE // size, MOST_REPEATS))
 
 
-def _figures(sizes: Sequence[_Size]) -> dict[str, float]:
-    size = next(
+def _headline(sizes: Sequence[_Size]) -> _Size:
+    return next(
         (size for size in sizes if (size.block_bytes, size.count) == HEADLINE),
         max(sizes, key=lambda size: size.bytes),
     )
+
+
+def _figures(sizes: Sequence[_Size]) -> dict[str, float]:
+    size = _headline(sizes)
     _, raw_rate = size.best_raw()
     best_copy = max(size.copy_rate(threads) for threads in size.copy)
     return {

@@ -21,7 +21,7 @@ from mpkv.engine.supervisor import Supervisor
 from mpkv.errors import HelperFailed
 from mpkv.memory import FILLING, Ledger, block_ids, create_segment
 from mpkv.messages import Compatibility, KeyGroup, MissReason, Tier
-from mpkv.settings import EngineSettings, PeerAddress
+from mpkv.settings import EngineSettings, Integrity, PeerAddress
 
 KEY_SIZE = 36
 TOKENS_PER_KEY = 16
@@ -104,6 +104,7 @@ class StandIn:
         peers: Iterable[str] = (),
         deadline_s: float = 60.0,
         trace_dir: str = "",
+        integrity: Integrity = Integrity.OFF,
     ) -> None:
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
@@ -118,6 +119,7 @@ class StandIn:
             peers=tuple(_peer(address) for address in peers),
             deadline_s=deadline_s,
             trace_dir=trace_dir,
+            integrity=integrity,
         )
         self.supervisor = Supervisor(
             settings,

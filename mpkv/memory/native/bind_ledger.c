@@ -185,6 +185,16 @@ static PyObject *ledger_counter_read(PyObject *object, PyObject *arguments)
     return word == NULL ? NULL : PyLong_FromUnsignedLongLong(load_relaxed(word));
 }
 
+static PyObject *ledger_get_published(PyObject *object, void *unused)
+{
+    (void)unused;
+    struct ledger_object *self = (struct ledger_object *)object;
+    if (!ledger_is_open(self))
+        return NULL;
+    /* [PUBLISHED] Acquire: without it a block of this count could look not READY yet. */
+    return PyLong_FromUnsignedLongLong(load_acquire(&self->ledger.shared->published));
+}
+
 static PyObject *ledger_get_fd(PyObject *object, void *unused)
 {
     (void)unused;
@@ -215,6 +225,9 @@ static PyMethodDef methods[] = {
     {"contains_many", ledger_contains_many, METH_O, "One byte per key: 1 if it is READY."},
     {"pin_many", ledger_pin_many, METH_O, "A pinned slot per key, MISS_SLOT for a miss."},
     {"pin_prefix", ledger_pin_prefix, METH_O, "Pinned slots of the keys before the first miss."},
+    {"pin_slots", ledger_pin_slots, METH_O, "One byte per slot: 1 if it was pinned."},
+    {"keys_of", ledger_keys_of, METH_O, "The keys of slots that the caller has pinned."},
+    {"ready_besides", ledger_ready_besides, METH_O, "READY slots of other generations."},
     {"unpin_many", ledger_unpin_many, METH_O, "How many slots were still pinned by this owner."},
     {"touch_many", ledger_touch_many, METH_O, "Mark keys as visited."},
     {"counts", ledger_counts, METH_NOARGS, "Blocks by state, and pins by owner."},
@@ -237,6 +250,7 @@ static PyGetSetDef attributes[] = {
     {"blocks", ledger_get_blocks, NULL, NULL, NULL},
     {"key_size", ledger_get_key_size, NULL, NULL, NULL},
     {"epoch", ledger_get_epoch, NULL, NULL, NULL},
+    {"published", ledger_get_published, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -157,6 +157,97 @@ PyObject *ledger_find(PyObject *object, PyObject *argument)
     return PyLong_FromLongLong(block == NO_BLOCK ? -1 : (long long)block);
 }
 
+PyObject *ledger_pin_slots(PyObject *object, PyObject *source)
+{
+    struct ledger_object *self = (struct ledger_object *)object;
+    Py_buffer slots;
+    if (!ledger_is_open(self) || !hold_view(source, "slots", sizeof(uint64_t), &slots))
+        return NULL;
+    size_t count = (size_t)slots.len / sizeof(uint64_t);
+    PyObject *pinned = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)count);
+    if (pinned != NULL) {
+        char *out = PyBytes_AsString(pinned);
+        PyThreadState *thread = begin_call(self);
+        for (size_t i = 0; i < count; i++)
+            out[i] = table_pin_slot(&self->ledger, slot_at(&slots, i));
+        end_call(self, thread);
+    }
+    PyBuffer_Release(&slots);
+    return pinned;
+}
+
+PyObject *ledger_keys_of(PyObject *object, PyObject *source)
+{
+    struct ledger_object *self = (struct ledger_object *)object;
+    Py_buffer slots;
+    if (!ledger_is_open(self) || !hold_view(source, "slots", sizeof(uint64_t), &slots))
+        return NULL;
+    const struct ledger *ledger = &self->ledger;
+    size_t count = (size_t)slots.len / sizeof(uint64_t);
+    PyObject *keys = NULL;
+    bool inside = true;
+    for (size_t i = 0; i < count && inside; i++)
+        inside = slot_block(slot_at(&slots, i)) < ledger->blocks;
+    if (!inside)
+        PyErr_SetString(PyExc_ValueError, "A slot is of no block of this ledger.");
+    else
+        keys = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(count * ledger->key_size));
+    if (keys != NULL) {
+        unsigned char *out = (unsigned char *)PyBytes_AsString(keys);
+        for (size_t i = 0; i < count; i++)
+            table_copy_key(ledger, slot_block(slot_at(&slots, i)), out + i * ledger->key_size);
+    }
+    PyBuffer_Release(&slots);
+    return keys;
+}
+
+/* The slots of READY blocks whose generation is not the one that is listed for them. */
+static size_t find_besides(const struct ledger *ledger, const uint32_t *generations,
+                           uint64_t *found)
+{
+    size_t count = 0;
+    for (uint32_t block = 0; block < ledger->blocks; block++) {
+        uint64_t slot = table_ready_slot(ledger, block);
+        if (slot != NO_SLOT && slot_generation(slot) != generations[block])
+            found[count++] = slot;
+    }
+    return count;
+}
+
+PyObject *ledger_ready_besides(PyObject *object, PyObject *source)
+{
+    struct ledger_object *self = (struct ledger_object *)object;
+    Py_buffer generations;
+    if (!ledger_is_open(self) ||
+        !hold_view(source, "generations", sizeof(uint32_t), &generations))
+        return NULL;
+    PyObject *slots = NULL;
+    uint32_t blocks = self->ledger.blocks;
+    if ((size_t)generations.len != blocks * sizeof(uint32_t)) {
+        PyErr_Format(PyExc_ValueError, "Expected %u generations, found %zd bytes of them.", blocks,
+                     generations.len);
+        PyBuffer_Release(&generations);
+        return NULL;
+    }
+    /* Arrays of their own: the memory of a buffer need not be aligned, nor stay the same. */
+    uint32_t *known = PyMem_Malloc(blocks * sizeof *known);
+    uint64_t *found = PyMem_Malloc(blocks * sizeof *found);
+    if (known == NULL || found == NULL) {
+        PyErr_NoMemory();
+    } else {
+        memcpy(known, generations.buf, blocks * sizeof *known);
+        PyThreadState *thread = begin_call(self);
+        size_t count = find_besides(&self->ledger, known, found);
+        end_call(self, thread);
+        slots = PyBytes_FromStringAndSize((const char *)found,
+                                          (Py_ssize_t)(count * sizeof *found));
+    }
+    PyMem_Free(known);
+    PyMem_Free(found);
+    PyBuffer_Release(&generations);
+    return slots;
+}
+
 PyObject *ledger_unpin_many(PyObject *object, PyObject *source)
 {
     struct ledger_object *self = (struct ledger_object *)object;

@@ -1,7 +1,6 @@
 #include "engine.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 bool engine_init(struct engine *engine, struct ledger *ledger)
 {
@@ -124,14 +123,6 @@ static bool evict(struct engine *engine, uint32_t count, uint64_t *victims)
     return false;
 }
 
-static void copy_key(const struct engine *engine, uint32_t block, unsigned char *out)
-{
-    struct key key;
-    for (uint32_t i = 0; i < engine->ledger->key_words; i++)
-        key.words[i] = load_relaxed(&entry(engine, block)->key[i]);
-    memcpy(out, key.words, engine->ledger->key_size);
-}
-
 bool engine_allocate(struct engine *engine, uint32_t count, enum block_state state,
                      uint64_t *slots, unsigned char *evicted_keys, uint32_t *evicted)
 {
@@ -143,7 +134,8 @@ bool engine_allocate(struct engine *engine, uint32_t count, enum block_state sta
         return false;
     for (uint32_t i = 0; i < victims; i++) {
         uint32_t block = (uint32_t)slots[from_free + i];
-        copy_key(engine, block, evicted_keys + (uint64_t)i * engine->ledger->key_size);
+        table_copy_key(engine->ledger, block,
+                       evicted_keys + (uint64_t)i * engine->ledger->key_size);
         unindex(engine, block);
         slots[from_free + i] = take(engine, block, state);
     }
@@ -206,6 +198,8 @@ enum publish_result engine_publish(struct engine *engine, uint64_t slot, const s
     /* [READY] Release: without it a reader could see READY before the key and the bytes. */
     store_release(&shared->word,
                   word_make(own->generation, BLOCK_READY, (uint64_t)pin << OWNER_ENGINE));
+    /* [PUBLISHED] Release: who sees the new count must find the block READY. */
+    store_release(&engine->ledger->shared->published, ++engine->published);
     sieve_add(&engine->sieve, block);
     return PUBLISH_DONE;
 }

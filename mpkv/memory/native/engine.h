@@ -24,6 +24,7 @@ struct engine {
     uint32_t *draining;
     uint32_t free_count;
     uint32_t draining_count;
+    uint64_t published; /* how often a block became READY */
 };
 
 enum publish_result {

@@ -7,6 +7,7 @@ static uint64_t ledger_layout(void)
     const uint64_t numbers[] = {
         sizeof(struct ledger_shared),
         offsetof(struct ledger_shared, epoch),
+        offsetof(struct ledger_shared, published),
         offsetof(struct ledger_shared, counters),
         offsetof(struct ledger_shared, entries),
         LEDGER_ROLES,

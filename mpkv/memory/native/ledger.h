@@ -51,6 +51,7 @@ struct block_entry {
 struct ledger_shared {
     struct segment_header header;
     alignas(MPKV_LINE) shared_u64 epoch;
+    alignas(MPKV_LINE) shared_u64 published;
     alignas(4096) shared_u64 counters[LEDGER_ROLES][LEDGER_COUNTERS];
     alignas(4096) unsigned char entries[];
 };

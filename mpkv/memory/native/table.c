@@ -1,5 +1,7 @@
 #include "table.h"
 
+#include <string.h>
+
 bool entry_key_is(const struct ledger *ledger, const struct block_entry *entry,
                   const struct key *key)
 {
@@ -73,6 +75,33 @@ uint64_t table_pin(const struct ledger *ledger, const struct key *key)
         (void)table_unpin(ledger, slot); /* the engine may have freed it: then it drains */
     }
     return NO_SLOT;
+}
+
+bool table_pin_slot(const struct ledger *ledger, uint64_t slot)
+{
+    if (slot_block(slot) >= ledger->blocks)
+        return false;
+    uint64_t word;
+    if (!pin_while_ready(ledger, entry_of(ledger, slot_block(slot)), &word))
+        return false;
+    if (word_generation(word) == slot_generation(slot))
+        return true;
+    (void)table_unpin(ledger, slot_make(word_generation(word), slot_block(slot)));
+    return false;
+}
+
+uint64_t table_ready_slot(const struct ledger *ledger, uint32_t block)
+{
+    uint64_t word = load_relaxed(&entry_of(ledger, block)->word);
+    return word_state(word) == BLOCK_READY ? slot_make(word_generation(word), block) : NO_SLOT;
+}
+
+void table_copy_key(const struct ledger *ledger, uint32_t block, unsigned char *out)
+{
+    uint64_t words[LEDGER_KEY_WORDS_MAX];
+    for (uint32_t i = 0; i < ledger->key_words; i++)
+        words[i] = load_relaxed(&entry_of(ledger, block)->key[i]);
+    memcpy(out, words, ledger->key_size);
 }
 
 bool table_unpin(const struct ledger *ledger, uint64_t slot)

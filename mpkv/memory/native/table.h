@@ -11,8 +11,18 @@ uint32_t table_find(const struct ledger *ledger, const struct key *key);
  * visited. Returns its slot; NO_SLOT when there is none or its count is at its limit. */
 uint64_t table_pin(const struct ledger *ledger, const struct key *key);
 
+/* Pin the block of this slot for the ledger's owner, without a mark of its visit. False:
+ * it is not READY in that generation, or its count is at its limit. */
+bool table_pin_slot(const struct ledger *ledger, uint64_t slot);
+
 /* Give back one pin of the ledger's owner. False: it holds none in that generation. */
 bool table_unpin(const struct ledger *ledger, uint64_t slot);
+
+/* The slot of this block if it is READY, NO_SLOT if not. Nothing keeps it so afterwards. */
+uint64_t table_ready_slot(const struct ledger *ledger, uint32_t block);
+
+/* The key of a block that the caller has pinned, `key_size` bytes. */
+void table_copy_key(const struct ledger *ledger, uint32_t block, unsigned char *out);
 
 void table_touch(const struct ledger *ledger, const struct key *key);
 

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from mpkv.settings import Integrity
 from mpkv_cli.bench.standin import StandIn, make_keys
 from mpkv_cli.bench.steps import StepLoop, compute_until
 from mpkv_cli.bench.worker import serve
@@ -46,12 +47,20 @@ class EngineWorker:
         block_bytes: int,
         peers: Sequence[str] = (),
         trace: bool = False,
+        integrity: str = Integrity.OFF,
     ) -> str:
         """Start an engine in place of any earlier one; its address, once its helpers serve."""
         self.close()
         self._trace = tempfile.TemporaryDirectory(prefix="mpkv-bench-") if trace else None
         trace_dir = self._trace.name if self._trace is not None else ""
-        self._engine = StandIn(node, blocks, block_bytes, peers, trace_dir=trace_dir)
+        self._engine = StandIn(
+            node,
+            blocks,
+            block_bytes,
+            peers,
+            trace_dir=trace_dir,
+            integrity=Integrity(integrity),
+        )
         return self._engine.address
 
     def store(self, label: str, count: int, first: int = 0, write: bool = False) -> None:
@@ -68,6 +77,10 @@ class EngineWorker:
 
     def pids(self) -> dict[str, int]:
         return {name: helper.pid for name, helper in self.engine.helpers().items()}
+
+    def wait_count(self, name: str, at_least: int) -> None:
+        """Until the control plane has counted so many."""
+        self.engine.wait_count("control", name, at_least)
 
     def wait_connected(self, count: int) -> None:
         """Until so many peers have answered the greeting, registered or not."""
