@@ -154,6 +154,13 @@ def lookup(
     default=("sampled", "full"),
     help="Compare pulls that check their blocks with ones that do not; off: leave it out.",
 )
+@click.option(
+    "--lanes",
+    multiple=True,
+    type=click.IntRange(0, 16),
+    default=(1, 2, 3),
+    help="Compare how many agents share a READ; 0: leave it out.",
+)
 @_quick
 @_report_options
 def pull(
@@ -162,6 +169,7 @@ def pull(
     most_bytes: int,
     repeats: int,
     integrity: tuple[str, ...],
+    lanes: tuple[int, ...],
     quick: bool,
     as_json: bool,
     plot: Path | None,
@@ -180,6 +188,7 @@ def pull(
             most_bytes=most_bytes,
             repeats=repeats,
             integrity=[Integrity(level) for level in integrity if level != Integrity.OFF],
+            lanes=[number for number in lanes if number],
             progress=progress,
         ),
         as_json,

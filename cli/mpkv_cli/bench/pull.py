@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from mpkv.settings import Integrity
 from mpkv_cli.bench.copying import Copies
 from mpkv_cli.bench.integrity import measure_checking
+from mpkv_cli.bench.lanes import measure_lanes
 from mpkv_cli.bench.progress import Progress
 from mpkv_cli.bench.raw import RawReads
 from mpkv_cli.bench.resources import need_memory, total_cpu_seconds
@@ -76,10 +77,11 @@ def measure(
     most_bytes: int,
     repeats: int,
     integrity: Sequence[Integrity],
+    lanes: Sequence[int],
     progress: Progress,
 ) -> Result:
     """Every count of every block size, unless together they are more than `most_bytes`; and
-    for one of them what `integrity` costs."""
+    for one of them what `integrity` costs and `lanes` bring."""
     sizes: list[_Size] = []
     for each in block_bytes:
         fitting = [count for count in counts if count * each <= most_bytes]
@@ -110,6 +112,13 @@ def measure(
             f"What is checked: {size.count:,} x {_size(size.block_bytes)}, pulled in turns from a "
             'source that has hashed them already; "hashed while READ" from one that has not.'
         )
+    if lanes:
+        size = _headline(sizes)
+        shared = [count for count in counts if size.count // 8 <= count <= size.count]
+        gains, table = measure_lanes(lanes, size.block_bytes, shared, repeats, progress)
+        figures |= gains
+        tables.append(table)
+        notes.append(f"Lanes: blocks of {_size(size.block_bytes)}, pulled in turns.")
     return Result(
         benchmark="pull",
         transport=transport,
@@ -119,6 +128,7 @@ def measure(
             "most_bytes": most_bytes,
             "repeats": repeats,
             "integrity": list(integrity),
+            "lanes": list(lanes),
         },
         figures=figures,
         tables=tuple(tables),

@@ -102,9 +102,10 @@ class StandIn:
         blocks: int,
         block_bytes: int,
         peers: Iterable[str] = (),
-        deadline_s: float = 60.0,
+        deadline_s: float = 59.0,
         trace_dir: str = "",
         integrity: Integrity = Integrity.OFF,
+        lanes: int = 2,
     ) -> None:
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
@@ -120,6 +121,7 @@ class StandIn:
             deadline_s=deadline_s,
             trace_dir=trace_dir,
             integrity=integrity,
+            lanes=lanes,
         )
         self.supervisor = Supervisor(
             settings,

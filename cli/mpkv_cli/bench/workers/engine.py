@@ -48,6 +48,7 @@ class EngineWorker:
         peers: Sequence[str] = (),
         trace: bool = False,
         integrity: str = Integrity.OFF,
+        lanes: int = 2,
     ) -> str:
         """Start an engine in place of any earlier one; its address, once its helpers serve."""
         self.close()
@@ -60,6 +61,7 @@ class EngineWorker:
             peers,
             trace_dir=trace_dir,
             integrity=Integrity(integrity),
+            lanes=lanes,
         )
         return self._engine.address
 
