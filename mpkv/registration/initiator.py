@@ -20,6 +20,7 @@ from mpkv.registration.count import Count
 from mpkv.registration.outbox import Outbox
 from mpkv.registration.peers import Peers
 from mpkv.registration.prefault import prefault
+from mpkv.registration.pulse import Pulse
 from mpkv.registration.reads import Reads
 from mpkv.registration.registrar import Registrar
 from mpkv.registration.tier import map_tier
@@ -34,9 +35,6 @@ _PACE = 0.02
 _SHORTEST_PAUSE_S = 50e-6
 _LONGEST_PAUSE_S = 5e-3
 
-# How often transports get to do their housekeeping (keepalives, lost connections) while idle.
-_IDLE_PROGRESS_S = 1.0
-
 
 class Initiator:
     def __init__(
@@ -48,6 +46,7 @@ class Initiator:
         outbox: Outbox,
         count: Count,
         trace: Trace,
+        pulse: Pulse,
     ) -> None:
         mapping = map_tier(tier)
         base = agent.register(mapping)
@@ -64,6 +63,7 @@ class Initiator:
         )
         registrar = Registrar(agent, wake_fd)
         self._peers = Peers(agent, tier.block_bytes, registrar, self._reads, outbox, count, trace)
+        self._pulse = pulse
         self._warned = False
 
     def serve(self, pidfds: tuple[int, ...]) -> None:
@@ -74,6 +74,7 @@ class Initiator:
         for fd in (self._wake_fd, *pidfds):
             poller.register(fd, select.POLLIN)
         while True:
+            beats_in_s = self._pulse.beat()
             took_records = self._take_records()
             self._peers.poll()
             for peer in self._reads.poll():
@@ -86,21 +87,19 @@ class Initiator:
                 time.sleep(_pause_s(time.monotonic() - youngest))
             elif not sent_all:
                 time.sleep(_LONGEST_PAUSE_S)
-            elif self._sleep(poller) & set(pidfds):
+            elif self._sleep(poller, beats_in_s) & set(pidfds):
                 break
         self._peers.close()
 
-    def _sleep(self, poller: select.poll) -> set[int]:
+    def _sleep(self, poller: select.poll, longest_s: float) -> set[int]:
         """Sleep until a record or the registrar comes; return the descriptors that are readable."""
         if not self._consumer.prepare_sleep():
             return set()
-        readable = {fd for fd, _ in poller.poll(_IDLE_PROGRESS_S * 1000)}
+        readable = {fd for fd, _ in poller.poll(longest_s * 1000)}
         self._consumer.finish_sleep()
         if self._wake_fd in readable:
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._wake_fd)
-        if not readable:
-            self._agent.progress()
         return readable
 
     def _take_records(self) -> bool:
