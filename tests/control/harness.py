@@ -18,6 +18,7 @@ import psutil
 
 from mpkv.memory import FILLING, LANDING, Ledger, Ring, create_segment
 from mpkv.messages import (
+    Bounds,
     CancelPull,
     Compatibility,
     ControlStart,
@@ -48,6 +49,8 @@ from tests.control.fake_initiator import FakeInitiator, Sleeper
 
 _encode = msgspec.msgpack.encode
 _to_engine = msgspec.msgpack.Decoder(ToEngine)
+# The target and the initiator are played, and do not beat.
+BOUNDS = Bounds(start_looks=1000)
 
 
 class Plane:
@@ -70,6 +73,7 @@ class Plane:
         trace_dir: str = "",
         ring_bytes: int = 1 << 22,
         tier_blocks: int | None = None,
+        bounds: Bounds = BOUNDS,
     ) -> None:
         self.node = node
         self.instance = instance or f"{node}-{os.urandom(4).hex()}"
@@ -110,6 +114,7 @@ class Plane:
             from_target=RingEnds(from_target.fd, self.wake),
             deadline_s=deadline_s,
             trace_dir=trace_dir,
+            bounds=bounds,
         )
         with theirs:
             self.process = self._spawn(start, theirs.fileno())
