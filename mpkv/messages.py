@@ -75,6 +75,23 @@ class RingEnds(msgspec.Struct, frozen=True):
 # --- what a helper is started with ---------------------------------------------------
 
 
+class Bounds(msgspec.Struct, frozen=True):
+    """When a helper counts as broken although it runs; only tests use other figures.
+
+    Helpers beat every `beat_s` and look at each other as often. After `looks` looks at the
+    same beat a helper hangs; before its first one after `start_looks`, which is longer than
+    `mpkv.registration.lifeline` gives a start. A registration process has 22 MB of its own
+    and 70 KB more for each peer, the control plane drops its peers' connections at
+    `control_memory`: it is what they may make it use.
+    """
+
+    beat_s: float = 1.0
+    looks: int = 10
+    start_looks: int = 60
+    registration_memory: int = 1 << 30
+    control_memory: int = 512 << 20
+
+
 class ControlStart(msgspec.Struct, frozen=True):
     """`instance` names this life of the control plane; it changes with every restart.
 
@@ -102,6 +119,7 @@ class ControlStart(msgspec.Struct, frozen=True):
     deadline_s: float
     integrity: Integrity
     trace_dir: str
+    bounds: Bounds = Bounds()
 
 
 class RegistrationStart(msgspec.Struct, frozen=True):
@@ -109,8 +127,7 @@ class RegistrationStart(msgspec.Struct, frozen=True):
 
     A target has no `from_control`; its `from_control.ring_fd` is -1. It is started
     before the control plane, so its `control_pidfd` is -1 and it watches the engine
-    only; an initiator watches both. `ledger_fd` is where an initiator keeps its counters;
-    with -1 nobody counts. `lanes` is how many agents an initiator shares large READs among.
+    only; an initiator watches both, and shares large READs among `lanes` agents.
     """
 
     role: str
@@ -124,8 +141,9 @@ class RegistrationStart(msgspec.Struct, frozen=True):
     from_control: RingEnds
     to_control: RingEnds
     trace_dir: str
-    ledger_fd: int = -1
+    ledger_fd: int
     lanes: int = 1
+    bounds: Bounds = Bounds()
 
 
 class InitiatorUp(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ machine that is told the time and what arrived.
 
     __main__.py        reads the start message, sets logging and limits up
     loop.py            the one event loop: sockets, rings, pidfds
+    health.py          beats, and looks at the target and the initiator
     limits.py          what the process may use of the machine
     sockets.py         the ZeroMQ socket that connects to peers
     inbound.py         the one that peers connect to

@@ -29,6 +29,10 @@ CULPRIT_BACKOFF_S = 120.0
 MAX_CULPRITS = 1024
 # An initiator that was ended on purpose has a successor by then, or something is wrong.
 RECYCLE_S = 3.0
+# UCX keeps a connection to every peer that is removed, or added again, while both processes
+# live. After so many, or one for each peer if there are more, another initiator begins anew:
+# then it registers no more peers for that than it has registered for others.
+MOST_FORGOTTEN = 128
 
 
 class Process(Protocol):
@@ -36,6 +40,8 @@ class Process(Protocol):
 
     @property
     def generation(self) -> int: ...
+    @property
+    def pid(self) -> int: ...
     def push(self, record: bytes) -> bool: ...
     def fits(self, record: bytes) -> bool: ...
     def kill(self) -> None: ...
@@ -83,6 +89,8 @@ class Initiators:
         self._adding: Registration | None = None
         self._culprits: dict[str, Culprit] = {}
         self._expected_until = 0.0
+        # AddPeers that this process was sent.
+        self._additions = 0
         # AddPeer and RemovePeer that the ring had no room for, in order.
         self._unsent: deque[bytes] = deque()
         self._encode: Callable[[ToInitiator], bytes] = msgspec.msgpack.Encoder().encode
@@ -90,6 +98,11 @@ class Initiators:
     @property
     def alive(self) -> bool:
         return self._process is not None
+
+    @property
+    def adding(self) -> bool:
+        """Whether it registers a peer, for which it has `REGISTER_S`."""
+        return self._adding is not None
 
     @property
     def usable(self) -> bool:
@@ -118,6 +131,17 @@ class Initiators:
             self._blame(self._adding, "an initiator died of it", now, certain=False)
         self._end(now)
 
+    def hangs(self, why: str, now: float) -> None:
+        if self._process is not None:
+            self._counters.add("initiators_hung")
+            self.kill(f"pid {self._process.pid} hangs: {why}", now)
+
+    def renew(self, now: float) -> None:
+        """End the initiator if it has forgotten many peers; only while it does nothing."""
+        forgotten = self._additions - len(self._registrations)
+        if forgotten >= max(MOST_FORGOTTEN, len(self._registrations)):
+            self.kill(f"it has registered {forgotten} peers for nothing by now", now)
+
     def kill(self, why: str, now: float) -> None:
         """End the initiator, because nothing else ends its READs."""
         if self._process is not None:
@@ -134,6 +158,7 @@ class Initiators:
         self._process = None
         self._ready = False
         self._adding = None
+        self._additions = 0
         self._unsent.clear()
         for registration in self._registrations.values():
             if now >= registration.retry_at:
@@ -246,6 +271,7 @@ class Initiators:
             # Suspects come last: until it is their turn everybody else is served.
             self._adding = min(wanted, key=lambda registration: self._deaths(registration.address))
             self._adding.state, self._adding.since = State.ADDING, now
+            self._additions += 1
             self._send(self._adding.peer)
 
     def _answered(self, instance: str, now: float) -> None:

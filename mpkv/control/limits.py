@@ -11,7 +11,6 @@ import resource
 # What libzmq cannot allocate costs one connection if it is a long frame and the process
 # otherwise, so connections are dropped long before.
 PRIVATE_MEMORY = 2 << 30
-ENOUGH_MEMORY = 512 << 20
 DESCRIPTORS = 8192
 MAX_CONNECTIONS = 1024
 MAX_SESSIONS = 1024
@@ -33,10 +32,11 @@ def apply_limits() -> None:
     ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 20)
 
 
-def short_of_memory() -> bool:
+def memory_used() -> int:
+    """Bytes of what the first limit bounds."""
     with open("/proc/self/statm", "rb") as file:
         pages = int(file.read().split()[_DATA_FIELD])
-    return pages * _PAGE > ENOUGH_MEMORY
+    return pages * _PAGE
 
 
 def max_connections() -> int:

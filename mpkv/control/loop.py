@@ -18,8 +18,9 @@ import zmq
 from mpkv.control.client import Destination
 from mpkv.control.engine_link import EngineLink
 from mpkv.control.hashing import Hashing
+from mpkv.control.health import Health
 from mpkv.control.inbound import Inbound
-from mpkv.control.limits import short_of_memory
+from mpkv.control.limits import memory_used
 from mpkv.control.names import Names
 from mpkv.control.server import Source
 from mpkv.control.sockets import Outgoing
@@ -102,6 +103,7 @@ class ControlPlane:
             trace,
             random.Random(),
         )
+        self._health = Health(start, ledger, self._destination)
         self._memory_at = 0.0
         self._inbound_dropped = False
         self._target_poll = select.poll()
@@ -143,6 +145,7 @@ class ControlPlane:
             process = self._supervisor.receive()
             if process is not None:
                 self._initiator = process
+                self._health.initiator_up()
                 self._destination.initiator_up(process, now)
 
     def _take_rings(self, now: float) -> None:
@@ -192,7 +195,7 @@ class ControlPlane:
         if now < self._memory_at:
             return
         self._memory_at = now + MEMORY_S
-        if not short_of_memory():
+        if memory_used() <= self._start.bounds.control_memory:
             self._inbound_dropped = False
             return
         self._counters.add("floods_cut")
@@ -227,6 +230,7 @@ class ControlPlane:
     def _tick(self, now: float) -> float:
         """Let time act; return when the loop must turn again at the latest."""
         due = [self._destination.tick(now), self._source.tick(now), self._inbound.tick(now)]
+        due.append(self._health.tick(now))
         self._engine.flush()
         if self._engine.blocked:
             due.append(now + BLOCKED_S)

@@ -9,6 +9,7 @@ import msgspec
 import zmq
 
 from mpkv.errors import HelperFailed, MpkvError
+from mpkv.health import pid_of
 from mpkv.memory import Consumer, Ring
 from mpkv.messages import InitiatorUp
 
@@ -33,6 +34,10 @@ class InitiatorProcess:
         os.close(to_ring_fd)
         os.close(from_ring_fd)
         poller.register(self.pidfd, zmq.POLLIN)
+
+    @property
+    def pid(self) -> int:
+        return pid_of(self.pidfd)
 
     def push(self, record: bytes) -> bool:
         return self._producer.push(record)

@@ -25,6 +25,7 @@ import msgspec
 from mpkv.engine.process import TERMINATE_S, HelperProcess
 from mpkv.memory import Consumer, Ledger, Producer, Ring
 from mpkv.messages import (
+    Bounds,
     Compatibility,
     ControlStart,
     InitiatorUp,
@@ -40,6 +41,8 @@ log = logging.getLogger("mpkv.engine")
 TO_CONTROL_BYTES = 8 << 20
 TO_ENGINE_BYTES = 4 << 20
 REGISTRATION_BYTES = 4 << 20
+
+BOUNDS = Bounds()
 
 FIRST_BACKOFF_S = 0.1
 LONGEST_BACKOFF_S = 5.0
@@ -100,6 +103,7 @@ class Supervisor:
         rank: int,
         tier: Tier,
         ledger: Ledger,
+        bounds: Bounds = BOUNDS,
     ) -> None:
         self.link: Link | None = None
         self.dead: deque[int] = deque()
@@ -110,6 +114,7 @@ class Supervisor:
         self._label = settings.node if rank == 0 else f"{settings.node}.{rank}"
         self._tier = tier
         self._ledger = ledger
+        self._bounds = bounds
         self._identity = uuid.uuid4().hex
         self._engine_pidfd = os.pidfd_open(os.getpid())
         # These outlive generations, so that no thread ever writes to a descriptor
@@ -286,6 +291,7 @@ class Supervisor:
             deadline_s=settings.deadline_s,
             integrity=settings.integrity,
             trace_dir=settings.trace_dir,
+            bounds=self._bounds,
         )
         fds = [self._ledger.fd, self._engine_pidfd, target.pidfd, channel.fileno()]
         fds += [self._control_wake, to_engine.fd, from_target.fd, self._tier.fd]
@@ -314,12 +320,14 @@ class Supervisor:
             ),
             to_control=RingEnds(to_control.fd, self._control_wake),
             trace_dir=self._settings.trace_dir,
-            ledger_fd=self._ledger.fd if from_control is not None else -1,
+            ledger_fd=self._ledger.fd,
             lanes=self._settings.lanes,
+            bounds=self._bounds,
         )
         fds = [self._tier.fd, self._engine_pidfd, to_control.fd, self._control_wake]
+        fds.append(self._ledger.fd)
         if from_control is not None and control is not None:
-            fds += [from_control.fd, self._initiator_wake, control.pidfd, self._ledger.fd]
+            fds += [from_control.fd, self._initiator_wake, control.pidfd]
         return HelperProcess("mpkv.registration", start, fds)
 
     def _spawn_initiator(self, generation: Generation) -> None:

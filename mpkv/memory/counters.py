@@ -30,6 +30,7 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
         "helpers_restarted",
     ),
     "control": (
+        "beats",
         "hellos",
         "hellos_refused",
         "hellos_too_early",
@@ -72,6 +73,8 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
         "initiators_ready",
         "slots_quarantined",
         "initiators_recycled",
+        "initiators_hung",
+        "targets_hung",
         "missed_not_held",
         "missed_refused",
         "missed_timed_out",
@@ -88,8 +91,10 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
         "blocks_checked",
         "blocks_corrupted",
     ),
-    "target": ("registrations",),
+    "target": ("beats",),
     "initiator": (
+        "beats",
+        "controls_hung",
         "peers_added",
         "peers_failed",
         "peers_removed",
@@ -121,6 +126,10 @@ class Counters:
     def add(self, name: str, n: int = 1) -> None:
         """Add `n`, not negative. An unknown name is a KeyError."""
         self._add(self._role, self._positions[name], n)
+
+    def value(self, name: str) -> int:
+        """One counter. An unknown name is a KeyError."""
+        return self._ledger.counter_read(self._role, self._positions[name])
 
     def read(self) -> dict[str, int]:
         """All counters of the role, each read at its own moment."""

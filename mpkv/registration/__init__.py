@@ -7,6 +7,7 @@ memory peers READ, and initiators, which READ from peers. Imports `mpkv.memory`,
     __main__.py   reads the start message, takes the role
     lifeline.py   ends the process with the ones it depends on, or when it hangs at start
     tier.py       the mapped data segment
+    pulse.py      beats, for others to see, and looks after the process itself
     prefault.py   fills the mapping's page tables in the background
     bindings.py   imports NIXL without importing torch
     agent.py      the one file that calls NIXL

@@ -16,9 +16,9 @@ from mpkv.memory import Ledger, Ring
 from mpkv.messages import RegistrationStart
 from mpkv.priority import go_first
 from mpkv.registration.bindings import prepare_environment
-from mpkv.registration.count import Count
 from mpkv.registration.lifeline import Lifeline
 from mpkv.registration.outbox import Outbox
+from mpkv.registration.pulse import ControlWatch, Pulse, raise_descriptor_limit
 from mpkv.registration.tier import map_tier
 from mpkv.trace import open_trace
 
@@ -36,6 +36,7 @@ def main() -> None:
         format=f"%(asctime)s %(levelname)s mpkv.{start.role} [{start.node}] %(message)s",
     )
     prepare_environment()
+    raise_descriptor_limit()
     go_first()
     try:
         _run(start)
@@ -72,9 +73,10 @@ def _run_target(start: RegistrationStart) -> None:
 
     lifeline = Lifeline([start.engine_pidfd])
     agent = Agent(start.agent, start.backends, progress_thread=True)
+    counters = Ledger.attach(start.ledger_fd).counters("target")
     expose(agent, map_tier(start.tier), _outbox(start))
     lifeline.started()
-    idle(start.engine_pidfd)
+    idle(start.engine_pidfd, Pulse(agent.progress, counters, start.bounds))
 
 
 def _run_initiator(start: RegistrationStart) -> None:
@@ -84,17 +86,24 @@ def _run_initiator(start: RegistrationStart) -> None:
     pidfds = (start.engine_pidfd, start.control_pidfd)
     lifeline = Lifeline(pidfds)
     consumer = Ring.attach(start.from_control.ring_fd).consumer(start.wake_fd)
+    ledger = Ledger.attach(start.ledger_fd)
+    counters = ledger.counters("initiator")
+    names = [start.agent, *(f"{start.agent}.{n}" for n in range(2, start.lanes + 1))]
+    agents = [Agent(name, start.backends, progress_thread=False) for name in names]
     initiator = Initiator(
-        [
-            Agent(name, start.backends, progress_thread=False)
-            for name in (start.agent, *(f"{start.agent}.{n}" for n in range(2, start.lanes + 1)))
-        ],
+        agents,
         start.tier,
         consumer,
         start.wake_fd,
         _outbox(start),
-        _count(start),
+        counters.add,
         open_trace(start.trace_dir, "initiator"),
+        Pulse(
+            lambda: initiator.progress(),
+            counters,
+            start.bounds,
+            ControlWatch(ledger, start.control_pidfd, start.bounds),
+        ),
     )
     lifeline.started()
     initiator.serve(pidfds)
@@ -103,12 +112,6 @@ def _run_initiator(start: RegistrationStart) -> None:
 def _outbox(start: RegistrationStart) -> Outbox:
     ends = start.to_control
     return Outbox(Ring.attach(ends.ring_fd).producer(ends.wake_fd))
-
-
-def _count(start: RegistrationStart) -> Count:
-    if start.ledger_fd < 0:
-        return lambda name, n=1: None
-    return Ledger.attach(start.ledger_fd).counters("initiator").add
 
 
 if __name__ == "__main__":

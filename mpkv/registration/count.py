@@ -1,4 +1,4 @@
-"""Counting into the initiator's page of the ledger, or nowhere."""
+"""Counting into the initiator's page of the ledger."""
 
 from typing import Protocol
 

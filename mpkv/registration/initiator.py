@@ -23,6 +23,7 @@ from mpkv.registration.lane import LONGEST_PAUSE_S, Lane, OwnLane, ThreadLane, p
 from mpkv.registration.outbox import Outbox
 from mpkv.registration.peers import Peers
 from mpkv.registration.prefault import prefault
+from mpkv.registration.pulse import Pulse
 from mpkv.registration.reads import Reads
 from mpkv.registration.registrar import Registrar
 from mpkv.registration.tier import map_tier
@@ -31,9 +32,6 @@ from mpkv.trace import Trace
 log = logging.getLogger("mpkv.registration")
 
 _RECORDS_PER_PASS = 16
-
-# How often transports get to do their housekeeping (keepalives, lost connections) while idle.
-_IDLE_PROGRESS_S = 1.0
 
 
 class Initiator:
@@ -46,6 +44,7 @@ class Initiator:
         outbox: Outbox,
         count: Count,
         trace: Trace,
+        pulse: Pulse,
     ) -> None:
         mapping = map_tier(tier)
         tiers = []
@@ -65,6 +64,7 @@ class Initiator:
         self._reads = Reads(lanes, tier.blocks, tier.block_bytes, outbox, count, trace)
         registrar = Registrar(agents, wake_fd)
         self._peers = Peers(agents, tier.block_bytes, registrar, self._reads, outbox, count, trace)
+        self._pulse = pulse
         self._warned = False
 
     def serve(self, pidfds: tuple[int, ...]) -> None:
@@ -75,6 +75,7 @@ class Initiator:
         for fd in (self._wake_fd, *pidfds):
             poller.register(fd, select.POLLIN)
         while True:
+            beats_in_s = self._pulse.beat()
             took_records = self._take_records()
             self._peers.poll()
             for ended in self._reads.poll():
@@ -87,21 +88,23 @@ class Initiator:
                 time.sleep(pause_s(youngest))
             elif not sent_all:
                 time.sleep(LONGEST_PAUSE_S)
-            elif self._sleep(poller) & set(pidfds):
+            elif self._sleep(poller, beats_in_s) & set(pidfds):
                 break
         self._peers.close()
 
-    def _sleep(self, poller: select.poll) -> set[int]:
+    def progress(self) -> None:
+        """Let idle transports do their housekeeping: keepalives, lost connections."""
+        self._reads.progress()
+
+    def _sleep(self, poller: select.poll, longest_s: float) -> set[int]:
         """Sleep until a record or the registrar comes; return the descriptors that are readable."""
         if not self._consumer.prepare_sleep():
             return set()
-        readable = {fd for fd, _ in poller.poll(_IDLE_PROGRESS_S * 1000)}
+        readable = {fd for fd, _ in poller.poll(longest_s * 1000)}
         self._consumer.finish_sleep()
         if self._wake_fd in readable:
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._wake_fd)
-        if not readable:
-            self._agent.progress()
         return readable
 
     def _take_records(self) -> bool:

@@ -71,6 +71,12 @@ class Reads:
         """When the youngest open READ was posted; 0.0 while none is open."""
         return self._open[next(reversed(self._open))].since if self._open else 0.0
 
+    def progress(self) -> None:
+        """Of lanes that are idle; the others see to it themselves, and may be long inside NIXL."""
+        for lane, load in zip(self._lanes, self._load, strict=True):
+            if not load:
+                lane.agent.progress()
+
     def refuse(self, read: Read, detail: str) -> None:
         """Answer a READ that is certain never to have been posted."""
         self._refused(read.read, detail)

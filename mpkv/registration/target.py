@@ -9,6 +9,7 @@ from mpkv.messages import TargetReady
 from mpkv.registration.agent import Agent
 from mpkv.registration.outbox import Outbox
 from mpkv.registration.prefault import prefault
+from mpkv.registration.pulse import Pulse
 
 _READY_DEADLINE_S = 5.0
 
@@ -28,8 +29,9 @@ def expose(agent: Agent, tier: mmap.mmap, outbox: Outbox) -> None:
         time.sleep(0.01)
 
 
-def idle(engine_pidfd: int) -> None:
-    """NIXL's progress thread serves the peers; this one waits for the engine's end."""
+def idle(engine_pidfd: int, pulse: Pulse) -> None:
+    """NIXL's progress thread serves the peers; this one beats until the engine's end."""
     poller = select.poll()
     poller.register(engine_pidfd, select.POLLIN)
-    poller.poll()
+    while not poller.poll(pulse.beat() * 1000):
+        pass

@@ -18,6 +18,7 @@ import psutil
 
 from mpkv.memory import FILLING, LANDING, Ledger, Ring, block_ids, create_segment
 from mpkv.messages import (
+    Bounds,
     CancelPull,
     Compatibility,
     ControlStart,
@@ -49,6 +50,8 @@ from tests.control.fake_initiator import FakeInitiator, Sleeper
 
 _encode = msgspec.msgpack.encode
 _to_engine = msgspec.msgpack.Decoder(ToEngine)
+# The target and the initiator are played, and do not beat.
+BOUNDS = Bounds(start_looks=1000)
 
 
 class Plane:
@@ -72,6 +75,7 @@ class Plane:
         integrity: Integrity = Integrity.OFF,
         ring_bytes: int = 1 << 22,
         tier_blocks: int | None = None,
+        bounds: Bounds = BOUNDS,
     ) -> None:
         self.node = node
         self.instance = instance or f"{node}-{os.urandom(4).hex()}"
@@ -113,6 +117,7 @@ class Plane:
             deadline_s=deadline_s,
             integrity=integrity,
             trace_dir=trace_dir,
+            bounds=bounds,
         )
         with theirs:
             self.process = self._spawn(start, theirs.fileno())

@@ -99,11 +99,11 @@ def closing(peer: Peer) -> Iterator[Peer]:
 class Proxy:
     """A TCP port in front of another that can cut every connection through it."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, at: tuple[str, int] = ("127.0.0.1", 0)) -> None:
         self._target = ("127.0.0.1", port)
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(at)
         self.port: int = self._listener.getsockname()[1]
-        self.address = f"127.0.0.1:{self.port}"
+        self.address = f"{at[0]}:{self.port}"
         self._sockets: list[socket.socket] = []
         self._threads = [threading.Thread(target=self._accept)]
         self._threads[0].start()

@@ -7,6 +7,7 @@ import pytest
 
 from mpkv.control.initiators import (
     CULPRIT_BACKOFF_S,
+    MOST_FORGOTTEN,
     REGISTER_BACKOFF_S,
     REGISTER_S,
     Initiators,
@@ -198,3 +199,48 @@ def test_a_peer_that_stopped_working_is_added_again_after_a_while(
         initiators.registration("a", now)
         assert process.added() == ["a"] * times
     assert not initiators.failed("unknown", "", 7.0)
+
+
+def come_and_go(initiators: Initiators, names: list[str]) -> None:
+    for name in names:
+        add(initiators, name)
+        assert initiators.added(name, 0.0)
+        initiators.remove(name)
+
+
+def test_an_initiator_that_forgot_many_peers_is_renewed(initiators: Initiators) -> None:
+    process, successor = Process(room=1000), Process()
+    initiators.adopt(process, 0.0)
+    initiators.ready(0.0)
+    add(initiators, "stays")
+    assert initiators.added("stays", 0.0)
+    come_and_go(initiators, [f"peer {number}" for number in range(MOST_FORGOTTEN - 1)])
+    initiators.renew(1.0)
+    assert not process.killed
+    come_and_go(initiators, ["last"])
+    initiators.renew(2.0)
+    assert process.killed
+    assert initiators.expected(2.0)
+    # The next begins anew, with who is left.
+    initiators.adopt(successor, 2.5)
+    initiators.ready(2.5)
+    initiators.renew(2.5)
+    assert successor.added() == ["stays"]
+    assert not successor.killed
+
+
+def test_many_living_peers_are_not_registered_again_for_a_few_that_left(
+    initiators: Initiators,
+) -> None:
+    process = Process(room=1000)
+    initiators.adopt(process, 0.0)
+    initiators.ready(0.0)
+    for number in range(2 * MOST_FORGOTTEN):
+        add(initiators, f"stays {number}")
+        assert initiators.added(f"stays {number}", 0.0)
+    come_and_go(initiators, [f"peer {number}" for number in range(2 * MOST_FORGOTTEN - 1)])
+    initiators.renew(1.0)
+    assert not process.killed
+    come_and_go(initiators, ["last"])
+    initiators.renew(2.0)
+    assert process.killed

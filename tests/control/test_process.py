@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import resource
 import signal
 import socket
@@ -12,7 +13,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from mpkv.messages import CancelPull, InitiatorUp
+from mpkv.messages import Bounds, CancelPull, InitiatorUp
 from tests.control.common import ROOT, keys, wait_for
 from tests.control.harness import Plane
 from tests.control.raw import open_zmtp
@@ -162,3 +163,15 @@ def test_a_ledger_of_another_tier_is_refused_with_one_error(start: Start) -> Non
     (error,) = plane.log().splitlines()
     assert " ERROR " in error
     assert "7" in error
+
+
+def test_memory_that_stays_when_peers_are_dropped_ends_it_so_that_it_is_replaced(
+    start: Start,
+) -> None:
+    plane = start("plane", bounds=Bounds(beat_s=0.05, control_memory=1 << 20))
+    assert plane.process.wait(10.0) == 1
+    assert plane.count("beats") == Bounds().looks
+    (error,) = [line for line in plane.log().splitlines() if " ERROR " in line]
+    found = re.search(r"it leaks: (\d+) KiB .* at most 1024 KiB for long", error)
+    assert found
+    assert int(found[1]) > 1024

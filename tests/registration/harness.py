@@ -18,6 +18,7 @@ from mpkv.engine.process import HelperProcess
 from mpkv.memory import Ledger, Ring, create_segment
 from mpkv.messages import (
     AddPeer,
+    Bounds,
     FromRegistration,
     InitiatorReady,
     PeerAdded,
@@ -35,6 +36,8 @@ from mpkv.messages import (
 
 RING_BYTES = 1 << 16
 LIMIT_S = 20.0
+# The control plane is a bystander, which has no beat.
+BOUNDS = Bounds(start_looks=1000)
 Result = TypeVar("Result")
 
 
@@ -65,6 +68,7 @@ class Helper:
         module: str = "mpkv.registration",
         backends: tuple[str, ...] = ("UCX",),
         lanes: int = 2,
+        bounds: Bounds = BOUNDS,
     ) -> None:
         self.instance = uuid.uuid4().hex
         self.blocks, self.block_bytes = blocks, block_bytes
@@ -93,6 +97,7 @@ class Helper:
             trace_dir="",
             ledger_fd=self.ledger.fd,
             lanes=lanes,
+            bounds=bounds,
         )
         fds = [self.tier_fd, self.engine.pidfd, self.control.pidfd, self._wake_fd]
         fds += [self._to_helper.fd, from_helper.fd, self.ledger.fd]
@@ -116,12 +121,20 @@ class Helper:
 
     def wait(self, find: Callable[[FromRegistration], Result | None]) -> Result:
         """The first result for which `find` answers, now or within a bound."""
+
+        def look() -> Result | None:
+            self.take()
+            answers = (find(result) for result in self.results)
+            return next((found for found in answers if found is not None), None)
+
+        return self.wait_until(look)
+
+    def wait_until(self, look: Callable[[], Result | None]) -> Result:
+        """What `look` returns as soon as it is true, within a bound."""
         until = time.monotonic() + LIMIT_S
         while True:
-            self.take()
-            for result in self.results:
-                if (found := find(result)) is not None:
-                    return found
+            if found := look():
+                return found
             assert self.process.alive(), "the process is gone"
             assert time.monotonic() < until, f"nothing came; there is {self.results}"
             time.sleep(0.001)
@@ -149,8 +162,14 @@ class Helper:
 class Target(Helper):
     """A target whose blocks each repeat one word of their own."""
 
-    def __init__(self, blocks: int = 64, block_bytes: int = 65536, seed: int = 1) -> None:
-        super().__init__("target", blocks, block_bytes)
+    def __init__(
+        self,
+        blocks: int = 64,
+        block_bytes: int = 65536,
+        seed: int = 1,
+        bounds: Bounds = BOUNDS,
+    ) -> None:
+        super().__init__("target", blocks, block_bytes, bounds=bounds)
         self.words = np.arange(blocks, dtype=np.uint64) + np.uint64(seed << 32)
         cells = np.frombuffer(self.tier, np.uint64).reshape(blocks, -1)
         cells[:] = self.words[:, None]
@@ -173,8 +192,9 @@ class Initiator(Helper):
         module: str = "mpkv.registration",
         backends: tuple[str, ...] = ("UCX",),
         lanes: int = 2,
+        bounds: Bounds = BOUNDS,
     ) -> None:
-        super().__init__("initiator", blocks, block_bytes, module, backends, lanes)
+        super().__init__("initiator", blocks, block_bytes, module, backends, lanes, bounds)
         self._reads = 0
 
     def send(self, message: ToInitiator) -> None:

@@ -16,9 +16,9 @@ import msgspec
 
 from mpkv.engine.process import HelperProcess
 from mpkv.engine.pulls import PullBook
-from mpkv.engine.supervisor import Supervisor
+from mpkv.engine.supervisor import BOUNDS, Supervisor
 from mpkv.memory import FILLING, Ledger, block_ids, create_segment
-from mpkv.messages import Compatibility, KeyGroup, MissReason, Tier
+from mpkv.messages import Bounds, Compatibility, KeyGroup, MissReason, Tier
 from mpkv.settings import EngineSettings, Integrity, PeerAddress
 from mpkv.trace import open_trace
 
@@ -93,6 +93,7 @@ class StandIn:
         compatibility: Compatibility = COMPATIBILITY,
         trace_dir: str = "",
         integrity: Integrity = Integrity.OFF,
+        bounds: Bounds = BOUNDS,
     ) -> None:
         self.port = port if port is not None else free_port()
         self.address = f"{host}:{self.port}"
@@ -117,6 +118,7 @@ class StandIn:
             0,
             Tier(self._fd, blocks, block_bytes),
             self.ledger,
+            bounds,
         )
         self.pulls = PullBook(
             self.ledger,
@@ -236,6 +238,21 @@ class StandIn:
             name for name, count in counters.read().items() if count
         }:
             assert time.monotonic() < until, "the helpers did not become ready"
+            time.sleep(0.005)
+
+    def wait_count(self, role: str, name: str, count: int, limit_s: float = 20.0) -> None:
+        """Until a helper has counted so many."""
+        until = time.monotonic() + limit_s
+        counters = self.ledger.counters(role)
+        while counters.value(name) < count:
+            assert time.monotonic() < until, f"{counters.value(name)} {name}, expected {count}"
+            time.sleep(0.002)
+
+    def wait_replaced(self, name: str, old: HelperProcess, limit_s: float = 20.0) -> None:
+        """Until another process runs in place of `old`."""
+        until = time.monotonic() + limit_s
+        while self.helper(name).pid == old.pid:
+            assert time.monotonic() < until, f"the {name} is still the same"
             time.sleep(0.005)
 
     def helper(self, name: str, limit_s: float = 20.0) -> HelperProcess:
