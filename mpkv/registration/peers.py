@@ -137,6 +137,8 @@ class Peers:
             return f"its blocks have {asked.block_bytes} bytes, ours {self._block_bytes}"
         if not 0 < asked.blocks < 2**31:
             return f"its tier has {asked.blocks} blocks, expected 1 to {2**31 - 1}"
+        if not asked.agent.startswith(f"{asked.instance}."):
+            return f"its agent {asked.agent} is not named after it"
         owner = self._owner_of(asked.agent)
         if owner not in ("", asked.instance):
             return f"its agent {asked.agent} belongs to {owner} already"
@@ -159,8 +161,6 @@ class Peers:
             self._agent.release_blocks(peer.blocks_handle)
         peer.blocks_handle = outcome.blocks_handle
         if outcome.problem:
-            if outcome.loaded and not self._owner_of(outcome.loaded):
-                self._agent.remove_peer(outcome.loaded)
             self._fail(peer, outcome.problem)
             return
         try:

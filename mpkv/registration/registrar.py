@@ -25,12 +25,10 @@ class Registration:
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """The outcome. `blocks_handle` describes the peer's tier, -1 after a failure; `loaded`
-    is the agent that the metadata named, "" if it was not even loaded."""
+    """The outcome. `blocks_handle` describes the peer's tier, -1 after a failure."""
 
     instance: str
     blocks_handle: int
-    loaded: str
     problem: str
 
 
@@ -59,22 +57,19 @@ class Registrar:
             os.eventfd_write(self._wake_fd, 1)
 
     def _register(self, wanted: Registration) -> Registered:
-        loaded = ""
         try:
             if wanted.replaces is not None:
                 self._agent.remove_peer(wanted.replaces)
-            loaded = self._agent.add_peer(wanted.metadata)
-            if loaded != wanted.agent:
-                return Registered(
-                    wanted.instance,
-                    -1,
-                    loaded,
-                    f"its metadata belongs to NIXL agent {loaded!r}, expected {wanted.agent!r}",
-                )
+            # NIXL keeps half of what it cannot load, under the name in it: that must not be
+            # another peer's, which could not be loaded any more then.
+            if not self._agent.is_metadata_of(wanted.agent, wanted.metadata):
+                problem = f"its metadata is not of NIXL agent {wanted.agent!r}"
+                return Registered(wanted.instance, -1, problem)
+            self._agent.add_peer(wanted.metadata)
             handle = self._agent.prepare_remote(
-                loaded, wanted.base, wanted.block_bytes, wanted.blocks
+                wanted.agent, wanted.base, wanted.block_bytes, wanted.blocks
             )
-            self._agent.connect(loaded)
+            self._agent.connect(wanted.agent)
         except Exception as error:
-            return Registered(wanted.instance, -1, loaded, describe(error))
-        return Registered(wanted.instance, handle, loaded, "")
+            return Registered(wanted.instance, -1, describe(error))
+        return Registered(wanted.instance, handle, "")

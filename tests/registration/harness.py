@@ -63,7 +63,7 @@ class Helper:
         module: str = "mpkv.registration",
         backends: tuple[str, ...] = ("UCX",),
     ) -> None:
-        self.instance = uuid.uuid4().hex
+        self.instance = f"{uuid.uuid4().hex}.1"
         self.blocks, self.block_bytes = blocks, block_bytes
         self.engine, self.control = Bystander(), Bystander()
         self.tier_fd = create_segment("test-tier", blocks * block_bytes)
