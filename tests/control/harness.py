@@ -281,6 +281,7 @@ class Plane:
         slots: int | None = None,
         deadline_s: float | None = None,
         epoch: int | None = None,
+        started: float | None = None,
     ) -> int:
         """Start a pull and return its number."""
         groups = (KeyGroup(b"".join(wanted), 16, 0),) if isinstance(wanted, list) else wanted
@@ -299,7 +300,7 @@ class Plane:
                 groups,
                 allocated[0],
                 self.ledger.epoch if epoch is None else epoch,
-                now,
+                now if started is None else started,
                 deadline,
             )
         )
@@ -312,9 +313,12 @@ class Plane:
         while (record := self._consumer.pop()) is not None:
             message = _to_engine.decode(record)
             self.records.append(message)
-            slots = self._slots[message.pull]
-            if not isinstance(message, PullFailed) or not message.slots_held:
-                assert self.ledger.free(slots) == len(slots) // 8, "slots came back twice"
+            self.take_back(message)
+
+    def take_back(self, message: ToEngine) -> None:
+        slots = self._slots[message.pull]
+        if not isinstance(message, PullFailed) or not message.slots_held:
+            assert self.ledger.free(slots) == len(slots) // 8, "slots came back twice"
 
     def answers(self, pull: int) -> list[Pulled | PullFailed]:
         return [
