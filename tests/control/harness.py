@@ -70,6 +70,7 @@ class Plane:
         trace_dir: str = "",
         ring_bytes: int = 1 << 22,
         tier_blocks: int | None = None,
+        module: str = "mpkv.control",
     ) -> None:
         self.node = node
         self.instance = instance or f"{node}-{os.urandom(4).hex()}"
@@ -112,7 +113,7 @@ class Plane:
             trace_dir=trace_dir,
         )
         with theirs:
-            self.process = self._spawn(start, theirs.fileno())
+            self.process = self._spawn(module, start, theirs.fileno())
         self.initiator: FakeInitiator | None = None
         self._initiators: list[FakeInitiator] = []
         self._has_target = target
@@ -121,7 +122,7 @@ class Plane:
         if initiator:
             self.new_initiator(automatic=automatic)
 
-    def _spawn(self, start: ControlStart, channel: int) -> subprocess.Popen[bytes]:
+    def _spawn(self, module: str, start: ControlStart, channel: int) -> subprocess.Popen[bytes]:
         start_fd = os.memfd_create("start", os.MFD_CLOEXEC)
         os.write(start_fd, _encode(start))
         fds = [start_fd, self.ledger.fd, self.wake, channel, self._tier_fd]
@@ -129,7 +130,7 @@ class Plane:
         fds += [self.engine_process.pidfd, self.target_process.pidfd]
         try:
             return subprocess.Popen(
-                [sys.executable, "-m", "mpkv.control", "--start-fd", str(start_fd)],
+                [sys.executable, "-m", module, "--start-fd", str(start_fd)],
                 stdin=subprocess.DEVNULL,
                 stderr=self._log,
                 pass_fds=fds,
