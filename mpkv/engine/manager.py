@@ -180,6 +180,8 @@ class MpkvManager(OffloadingManager):
         self.pulls.finished(req_context.req_id)
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
+        # A peer's lease may have outlived the reset that forgot its blocks.
+        self._ledger.reclaim()
         self.pulls.drain()
         self.pulls.start_waiting()
 
