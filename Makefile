@@ -15,7 +15,7 @@ NEXT := build/vllm-0.33
 
 NATIVE := $(wildcard mpkv/memory/native/*.c mpkv/memory/native/*.h)
 
-.PHONY: demo test chaos fuzz bench lint type tsan clean
+.PHONY: demo test chaos soak fuzz bench lint type tsan clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.mpkv
@@ -30,7 +30,13 @@ test: .venv/.mpkv $(NEXT)/.unpacked
 chaos: .venv/.mpkv
 	@$(BIN)/python -m tests.chaos
 
-# What peers send, what helpers write into rings, and shared memory, for SECONDS; 120 by default.
+# Two vLLM engines under random load, preempted, reset and robbed of their helpers, give the
+# answers of one without mpkv, for SECONDS (300 by default) from SEED.
+soak: .venv/.mpkv
+	@$(BIN)/python -m tests.soak
+
+# What peers and requests send, what engine and helpers write into rings, NIXL's metadata, and
+# shared memory, for SECONDS; 120 by default.
 fuzz: .venv/.mpkv
 	@$(BIN)/python -m tests.fuzz
 

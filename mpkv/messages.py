@@ -8,6 +8,9 @@ travel packed in native byte order, since all readers are on one machine:
 - *keys*: concatenated keys of the ledger's `key_size` bytes each.
 
 Times are seconds of `time.monotonic()`, which all processes of a machine share.
+
+A record with more fields than its type is refused: a decoder that skips what it does not
+know raises RecursionError, which no reader expects, when that nests deeply.
 """
 
 import enum
@@ -159,7 +162,7 @@ class InitiatorUp(msgspec.Struct, frozen=True):
 # --- engine -> control plane ---------------------------------------------------------
 
 
-class KeyGroup(msgspec.Struct, array_like=True, frozen=True):
+class KeyGroup(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """The keys of one KV-cache group, in token order.
 
     `tokens_per_key` places them. `window` is 0 for full attention; otherwise only the
@@ -171,7 +174,7 @@ class KeyGroup(msgspec.Struct, array_like=True, frozen=True):
     window: int
 
 
-class Pull(msgspec.Struct, tag="pull", array_like=True, frozen=True):
+class Pull(msgspec.Struct, tag="pull", array_like=True, frozen=True, forbid_unknown_fields=True):
     """Fetch what `peer` (`host:port`) holds of `groups` into `slots`.
 
     The answer is exactly one `Pulled` or `PullFailed`. Indexes in the answer count
@@ -189,7 +192,9 @@ class Pull(msgspec.Struct, tag="pull", array_like=True, frozen=True):
     deadline: float
 
 
-class CancelPull(msgspec.Struct, tag="cancel", array_like=True, frozen=True):
+class CancelPull(
+    msgspec.Struct, tag="cancel", array_like=True, frozen=True, forbid_unknown_fields=True
+):
     """The request is gone; end the pull with `PullFailed(ABORTED)` as soon as may be."""
 
     pull: int
@@ -201,7 +206,9 @@ ToControl = Pull | CancelPull
 # --- control plane -> engine ---------------------------------------------------------
 
 
-class Pulled(msgspec.Struct, tag="pulled", array_like=True, frozen=True):
+class Pulled(
+    msgspec.Struct, tag="pulled", array_like=True, frozen=True, forbid_unknown_fields=True
+):
     """`slots[i]` now holds the confirmed bytes of key `indexes[i]`."""
 
     pull: int
@@ -212,7 +219,9 @@ class Pulled(msgspec.Struct, tag="pulled", array_like=True, frozen=True):
     confirmed: float
 
 
-class PullFailed(msgspec.Struct, tag="failed", array_like=True, frozen=True):
+class PullFailed(
+    msgspec.Struct, tag="failed", array_like=True, frozen=True, forbid_unknown_fields=True
+):
     """The pull ended as a miss. While `slots_held`, a READ may still write its slots:
     they come back with `SlotsReturned` and may not be touched before."""
 
@@ -222,7 +231,9 @@ class PullFailed(msgspec.Struct, tag="failed", array_like=True, frozen=True):
     slots_held: bool
 
 
-class SlotsReturned(msgspec.Struct, tag="returned", array_like=True, frozen=True):
+class SlotsReturned(
+    msgspec.Struct, tag="returned", array_like=True, frozen=True, forbid_unknown_fields=True
+):
     """No READ of this failed pull can write any more."""
 
     pull: int
@@ -234,7 +245,7 @@ ToEngine = Pulled | PullFailed | SlotsReturned
 # --- control plane -> initiator ------------------------------------------------------
 
 
-class AddPeer(msgspec.Struct, tag="add", array_like=True, frozen=True):
+class AddPeer(msgspec.Struct, tag="add", array_like=True, frozen=True, forbid_unknown_fields=True):
     """Register and warm the peer's target, whose tier starts at address `base`."""
 
     instance: str
@@ -245,11 +256,13 @@ class AddPeer(msgspec.Struct, tag="add", array_like=True, frozen=True):
     block_bytes: int
 
 
-class RemovePeer(msgspec.Struct, tag="remove", array_like=True, frozen=True):
+class RemovePeer(
+    msgspec.Struct, tag="remove", array_like=True, frozen=True, forbid_unknown_fields=True
+):
     instance: str
 
 
-class Read(msgspec.Struct, tag="read", array_like=True, frozen=True):
+class Read(msgspec.Struct, tag="read", array_like=True, frozen=True, forbid_unknown_fields=True):
     """READ the peer's `remote` block ids into the own tier's `local` block ids."""
 
     read: int
@@ -264,7 +277,9 @@ ToInitiator = AddPeer | RemovePeer | Read
 # --- registration -> control plane ---------------------------------------------------
 
 
-class TargetReady(msgspec.Struct, tag="target", array_like=True, frozen=True):
+class TargetReady(
+    msgspec.Struct, tag="target", array_like=True, frozen=True, forbid_unknown_fields=True
+):
     """The tier is registered; a peer needs this to READ from it."""
 
     agent: str
@@ -272,28 +287,38 @@ class TargetReady(msgspec.Struct, tag="target", array_like=True, frozen=True):
     base: int
 
 
-class InitiatorReady(msgspec.Struct, tag="initiator", array_like=True, frozen=True):
+class InitiatorReady(
+    msgspec.Struct, tag="initiator", array_like=True, frozen=True, forbid_unknown_fields=True
+):
     agent: str
 
 
-class PeerAdded(msgspec.Struct, tag="added", array_like=True, frozen=True):
+class PeerAdded(
+    msgspec.Struct, tag="added", array_like=True, frozen=True, forbid_unknown_fields=True
+):
     instance: str
     seconds: float
 
 
-class PeerFailed(msgspec.Struct, tag="unadded", array_like=True, frozen=True):
+class PeerFailed(
+    msgspec.Struct, tag="unadded", array_like=True, frozen=True, forbid_unknown_fields=True
+):
     """The peer could not be added, or NIXL has lost it since. READs need AddPeer again."""
 
     instance: str
     detail: str
 
 
-class ReadDone(msgspec.Struct, tag="done", array_like=True, frozen=True):
+class ReadDone(
+    msgspec.Struct, tag="done", array_like=True, frozen=True, forbid_unknown_fields=True
+):
     read: int
     seconds: float
 
 
-class ReadFailed(msgspec.Struct, tag="unread", array_like=True, frozen=True):
+class ReadFailed(
+    msgspec.Struct, tag="unread", array_like=True, frozen=True, forbid_unknown_fields=True
+):
     """`posted` False: it never started and its slots are free. True: parts of it may
     still land, and its slots are unsafe until this initiator has been reaped."""
 

@@ -15,6 +15,8 @@ MAX_OPEN = 1024
 # In a Pulled: an index and a slot for each block, and the rest.
 ANSWER_BYTES_PER_SLOT = 12
 ANSWER_OVERHEAD = 256
+# `now` is when a turn of the loop began; what came since may have begun later.
+LONGEST_TURN_S = 60.0
 
 
 class Admission:
@@ -41,7 +43,10 @@ class Admission:
         except WireRefused as error:
             return Failure(MissReason.REFUSED, f"the pull cannot be sent: {error}")
         slots = len(pull.slots) // SLOT
-        if now >= pull.deadline:
+        if not pull.started < now + LONGEST_TURN_S:
+            # Its deadline counts from there, and would be as impossible.
+            return Failure(MissReason.REFUSED, f"it began at {pull.started}, now is {now}")
+        if not now < pull.deadline:
             return Failure(MissReason.TIMED_OUT, "its deadline passed before it began")
         if pull.epoch != self._epoch():
             return Failure(MissReason.CACHE_RESET, "the cache was reset before it began")

@@ -22,6 +22,8 @@ log = logging.getLogger("mpkv.control")
 
 # Registering takes milliseconds, and gives up by itself after seconds.
 REGISTER_S = 15.0
+# What takes this long has not given up by itself: whoever else waits in NIXL may wait for it.
+GIVES_UP_S = 4.0
 REGISTER_BACKOFF_S = 1.0
 # For a peer in whose registration an initiator hung, or died twice: the first death may be
 # a chance, and its peer is only tried after all others.
@@ -146,6 +148,9 @@ class Initiators:
         """End the initiator, because nothing else ends its READs."""
         if self._process is not None:
             log.warning("replacing the initiator: %s", why)
+            if self._adding is not None and now - self._adding.since > GIVES_UP_S:
+                detail = "an initiator hung meanwhile"
+                self._blame(self._adding, detail, now, certain=False)
             self._counters.add("initiators_recycled")
             self._expected_until = now + RECYCLE_S
             self._process.kill()
@@ -256,9 +261,10 @@ class Initiators:
         due = [now + 0.01] if self._unsent else []
         if self._adding is not None:
             if now - self._adding.since > REGISTER_S:
+                hung, self._adding = self._adding, None
                 detail = f"it hangs in NIXL for {REGISTER_S:g} s"
-                self._blame(self._adding, detail, now, certain=True)
-                self.kill(f"registering {self._adding.peer.agent}: {detail}", now)
+                self._blame(hung, detail, now, certain=True)
+                self.kill(f"registering {hung.peer.agent}: {detail}", now)
                 return None
             due.append(self._adding.since + REGISTER_S)
         return min(due, default=None)

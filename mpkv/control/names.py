@@ -77,7 +77,8 @@ class Names:
             host = self._asked.get()
             try:
                 answer: str | OSError = self._look_up(host)
-            except (OSError, UnicodeError) as error:
+            # What a resolver raises beside OSError is nobody's promise, and no thread's end.
+            except Exception as error:
                 answer = error if isinstance(error, OSError) else OSError(errno.EINVAL, str(error))
             self._answers.put((host, answer))
             self._wake()

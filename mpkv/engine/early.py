@@ -78,6 +78,10 @@ class EarlyPulls:
 
     # --- the scheduler thread --------------------------------------------------------
 
+    @property
+    def stock(self) -> int:
+        return len(self._stock)
+
     def missing(self) -> int:
         """How many slots the stock lacks."""
         return self._size - len(self._stock)

@@ -194,6 +194,8 @@ class MpkvManager(OffloadingManager):
         self.pulls.finished(req_context.req_id)
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
+        # A peer's lease may have outlived the reset that forgot its blocks.
+        self._ledger.reclaim()
         self.pulls.drain()
         self.pulls.start_waiting()
 
@@ -235,7 +237,7 @@ class MpkvManager(OffloadingManager):
         return events
 
     def get_stats(self) -> OffloadingConnectorStats | None:
-        return self._meter.take()
+        return self._meter.take(self.pulls.stock)
 
     def config_info(self) -> Sequence[Any]:
         return [self._info.as_config_info()] if self._info is not None else [{}]

@@ -38,6 +38,8 @@ SAMPLE_S = 1.0
 WARN_EVERY_S = 10.0
 # Peers are named by requests, so the number of label values must not be theirs to choose.
 LABELLED_PEERS = 256
+# Beyond every bucket, and every pull's deadline.
+LONGEST_S = 60.0
 
 
 def definitions() -> dict[str, OffloadingMetricMetadata]:
@@ -94,8 +96,8 @@ class Meter:
 
     def pulled(self, peer: str, blocks: int, granted_s: float, confirmed_s: float) -> None:
         label = (self._label(peer),)
-        self._stats.observe_histogram(GRANT, granted_s)
-        self._stats.observe_histogram(PULL, confirmed_s)
+        self._stats.observe_histogram(GRANT, _plausible(granted_s))
+        self._stats.observe_histogram(PULL, _plausible(confirmed_s))
         self._stats.increase_counter(PULLED_BLOCKS, blocks, label)
         self._stats.increase_counter(PULLED_BYTES, blocks * self._block_bytes, label)
 
@@ -117,19 +119,23 @@ class Meter:
                 detail,
             )
 
-    def take(self) -> OffloadingConnectorStats | None:
-        """Return what has been collected since the last call, None if nothing."""
+    def take(self, stock: int) -> OffloadingConnectorStats | None:
+        """Return what has been collected since the last call, None if nothing. `stock`: how
+        many slots are kept ready."""
         now = time.monotonic()
         if now - self._sampled_at >= SAMPLE_S:
             self._sampled_at = now
-            self._sample()
+            self._sample(stock)
         if self._stats.is_empty():
             return None
         stats, self._stats = self._stats, OffloadingConnectorStats()
         return stats
 
-    def _sample(self) -> None:
-        for state, count in self._ledger.counts().items():
+    def _sample(self, stock: int) -> None:
+        counts = self._ledger.counts()
+        counts["stock"] = stock
+        counts["landing"] -= stock
+        for state, count in counts.items():
             self._stats.set_gauge(TIER_BLOCKS, count, (state,))
         self._stats.set_gauge(CONTENT_EPOCH, self._ledger.epoch)
         for role in ("control", "target", "initiator"):
@@ -145,3 +151,8 @@ class Meter:
                 return "other"
             self._peers.add(peer)
         return peer
+
+
+def _plausible(seconds: float) -> float:
+    """The control plane says when; what is no number would stay in a histogram's sum."""
+    return min(max(0.0, seconds), LONGEST_S)

@@ -230,6 +230,11 @@ class PullBook:
             if not pull.settled:
                 self._settle(pull, MissReason.CACHE_RESET, "the cache was reset")
 
+    @property
+    def stock(self) -> int:
+        """How many slots are kept ready for pulls that begin early."""
+        return self._early.stock
+
     def idle(self) -> bool:
         return not (self._open or self._held or self._waiting)
 

@@ -87,6 +87,13 @@ class Agent:
 
     # --- peers -----------------------------------------------------------------------------
 
+    def is_metadata_of(self, peer: str, metadata: bytes) -> bool:
+        """Whether `metadata` names `peer`: but for the name and its length of 8 bytes it has
+        to begin as our own does. Only loading tells whether the rest is good."""
+        own, name = self.metadata(), self.name.encode()
+        begin = own[: own.index(name) - 8]
+        return metadata.startswith(begin + len(peer).to_bytes(8, "little") + peer.encode())
+
     def add_peer(self, metadata: bytes) -> str:
         """Load a peer's metadata and return its agent's name. Loading it again is harmless,
         but makes handles of `prepare_remote` useless."""

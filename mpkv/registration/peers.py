@@ -125,6 +125,8 @@ class Peers:
             return f"its blocks have {asked.block_bytes} bytes, ours {self._block_bytes}"
         if not 0 < asked.blocks < 2**31:
             return f"its tier has {asked.blocks} blocks, expected 1 to {2**31 - 1}"
+        if not asked.agent.startswith(f"{asked.instance}."):
+            return f"its agent {asked.agent} is not named after it"
         owner = self._owner_of(asked.agent)
         if owner not in ("", asked.instance):
             return f"its agent {asked.agent} belongs to {owner} already"
@@ -147,9 +149,6 @@ class Peers:
         peer.tiers = outcome.tiers
         self._release_old(peer)
         if outcome.problem:
-            for name in outcome.loaded:
-                if not self._owner_of(name):
-                    self._remove(name)
             self._fail(peer, outcome.problem)
         else:
             self._ready(peer)

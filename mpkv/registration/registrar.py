@@ -31,11 +31,10 @@ class Registration:
 @dataclass(frozen=True, slots=True)
 class Registered:
     """The outcome. `tiers` are handles of the peer's tier, one for each lane's agent; after a
-    failure, as many as there were. `loaded` names the agents that metadata was loaded of."""
+    failure, as many as there were."""
 
     instance: str
     tiers: tuple[int, ...]
-    loaded: frozenset[str]
     problem: str
 
 
@@ -67,30 +66,30 @@ class Registrar:
             os.eventfd_write(self._wake_fd, 1)
 
     def _register(self, wanted: Registration) -> Registered:
-        loaded: set[str] = set()
         tiers: list[int] = []
         problem = ""
         try:
             for agent, scratch in zip(self._agents, self._scratch, strict=True):
                 if wanted.replaces is not None:
                     agent.remove_peer(wanted.replaces)
-                name = agent.add_peer(wanted.metadata)
-                loaded.add(name)
-                if name != wanted.agent:
-                    problem = (
-                        f"its metadata belongs to NIXL agent {name!r}, expected {wanted.agent!r}"
-                    )
+                # NIXL keeps half of what it cannot load, under the name in it: that must not be
+                # another peer's, which could not be loaded any more then.
+                if not agent.is_metadata_of(wanted.agent, wanted.metadata):
+                    problem = f"its metadata is not of NIXL agent {wanted.agent!r}"
                     break
+                agent.add_peer(wanted.metadata)
                 tiers.append(
-                    agent.prepare_remote(name, wanted.base, wanted.block_bytes, wanted.blocks)
+                    agent.prepare_remote(
+                        wanted.agent, wanted.base, wanted.block_bytes, wanted.blocks
+                    )
                 )
-                agent.connect(name)
+                agent.connect(wanted.agent)
                 problem = _warm(agent, scratch, wanted)
                 if problem:
                     break
         except Exception as error:
             problem = describe(error)
-        return Registered(wanted.instance, tuple(tiers), frozenset(loaded), problem)
+        return Registered(wanted.instance, tuple(tiers), problem)
 
 
 def _warm(agent: Agent, scratch: int, peer: Registration) -> str:

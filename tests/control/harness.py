@@ -76,6 +76,7 @@ class Plane:
         ring_bytes: int = 1 << 22,
         tier_blocks: int | None = None,
         bounds: Bounds = BOUNDS,
+        module: str = "mpkv.control",
     ) -> None:
         self.node = node
         self.instance = instance or f"{node}-{os.urandom(4).hex()}"
@@ -120,7 +121,7 @@ class Plane:
             bounds=bounds,
         )
         with theirs:
-            self.process = self._spawn(start, theirs.fileno())
+            self.process = self._spawn(module, start, theirs.fileno())
         self.initiator: FakeInitiator | None = None
         self._initiators: list[FakeInitiator] = []
         self._has_target = target
@@ -129,7 +130,7 @@ class Plane:
         if initiator:
             self.new_initiator(automatic=automatic)
 
-    def _spawn(self, start: ControlStart, channel: int) -> subprocess.Popen[bytes]:
+    def _spawn(self, module: str, start: ControlStart, channel: int) -> subprocess.Popen[bytes]:
         start_fd = os.memfd_create("start", os.MFD_CLOEXEC)
         os.write(start_fd, _encode(start))
         fds = [start_fd, self.ledger.fd, self.wake, channel, self._tier_fd]
@@ -137,7 +138,7 @@ class Plane:
         fds += [self.engine_process.pidfd, self.target_process.pidfd]
         try:
             return subprocess.Popen(
-                [sys.executable, "-m", "mpkv.control", "--start-fd", str(start_fd)],
+                [sys.executable, "-m", module, "--start-fd", str(start_fd)],
                 stdin=subprocess.DEVNULL,
                 stderr=self._log,
                 pass_fds=fds,
@@ -289,6 +290,7 @@ class Plane:
         slots: int | None = None,
         deadline_s: float | None = None,
         epoch: int | None = None,
+        started: float | None = None,
     ) -> int:
         """Start a pull and return its number."""
         groups = (KeyGroup(b"".join(wanted), 16, 0),) if isinstance(wanted, list) else wanted
@@ -307,7 +309,7 @@ class Plane:
                 groups,
                 allocated[0],
                 self.ledger.epoch if epoch is None else epoch,
-                now,
+                now if started is None else started,
                 deadline,
             )
         )
@@ -320,9 +322,12 @@ class Plane:
         while (record := self._consumer.pop()) is not None:
             message = _to_engine.decode(record)
             self.records.append(message)
-            slots = self._slots[message.pull]
-            if not isinstance(message, PullFailed) or not message.slots_held:
-                assert self.ledger.free(slots) == len(slots) // 8, "slots came back twice"
+            self.take_back(message)
+
+    def take_back(self, message: ToEngine) -> None:
+        slots = self._slots[message.pull]
+        if not isinstance(message, PullFailed) or not message.slots_held:
+            assert self.ledger.free(slots) == len(slots) // 8, "slots came back twice"
 
     def answers(self, pull: int) -> list[Pulled | PullFailed]:
         return [

@@ -7,6 +7,7 @@ import pytest
 
 from mpkv.control.initiators import (
     CULPRIT_BACKOFF_S,
+    GIVES_UP_S,
     MOST_FORGOTTEN,
     REGISTER_BACKOFF_S,
     REGISTER_S,
@@ -172,6 +173,23 @@ def test_an_initiator_ended_on_purpose_blames_nobody(initiators: Initiators) -> 
     initiators.adopt(second, 0.2)
     initiators.ready(0.2)
     assert second.added() == ["a"]
+
+
+def test_the_peer_that_holds_up_what_others_wait_for_comes_last_and_is_left_alone(
+    initiators: Initiators,
+) -> None:
+    """READs have shorter deadlines than registrations: theirs may be over first."""
+    processes = [Process() for _ in range(3)]
+    add(initiators, "evil", "a")
+    for number, tried in enumerate((["evil"], ["a", "evil"], ["a"])):
+        at = 20.0 * number
+        initiators.adopt(processes[number], at)
+        initiators.ready(at)
+        if "a" in tried:
+            assert initiators.added("a", at)
+        assert processes[number].added() == tried
+        initiators.kill("a READ from a goes on", at + GIVES_UP_S + 0.1)
+    assert state(initiators, "evil", 60.0) is State.FAILED
 
 
 def test_who_died_once_by_chance_is_soon_tried_again(initiators: Initiators) -> None:

@@ -32,6 +32,8 @@ class Resolver:
         self.asked.append(host)
         if host.startswith("hanging"):
             assert self.go_on.wait(20.0)
+        if host.startswith("odd"):
+            raise ValueError("embedded null character")
         if host not in self.answers:
             raise OSError(2, "no such name")
         return self.answers[host]
@@ -75,6 +77,19 @@ def test_hanging_lookups_are_few_and_bounded(resolver: Resolver) -> None:
     running = [thread for thread in threading.enumerate() if thread.name == "names"]
     assert len(running) >= THREADS
     assert len(resolver.asked) == THREADS
+
+
+def test_a_resolver_that_fails_oddly_costs_no_thread(resolver: Resolver) -> None:
+    names = resolver.names
+    for number in range(2 * THREADS):
+        assert names.find(f"odd-{number}", 0.0) is None
+    assert names.find("known.example", 0.0) is None
+    for _ in range(2 * THREADS + 1):
+        resolver.wait_woken()
+    assert names.find("known.example", 0.1) == "10.1.1.1"
+    error = names.find("odd-0", 0.1)
+    assert isinstance(error, OSError)
+    assert "null character" in str(error)
 
 
 class Recorder:

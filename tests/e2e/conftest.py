@@ -4,14 +4,17 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
 
 from mpkv_cli.tiny_model import make_tiny_model
 from tests.e2e.servers import Fleet, Server
+from tests.soak.prompts import CLEAR, Prompt, draw_prompts
 from tests.support.leftovers import Leftovers
 
 BLOCK = 128
+SOAK_SEED, SOAK_PROMPTS = 20, 12
 
 
 def prompt(name: str, tokens: int) -> list[int]:
@@ -26,7 +29,6 @@ PROMPTS = {
     "base": prompt("base", 16 * BLOCK + 1),
     "half": prompt("base", 16 * BLOCK) + prompt("half", 16 * BLOCK + 5),
     "unknown": prompt("unknown", 8 * BLOCK + 3),
-    **{f"load{i}": prompt(f"load{i}", 20 * BLOCK + 11) for i in range(6)},
     **{f"busy{i}": prompt(f"busy{i}", 16 * BLOCK + 9) for i in range(3)},
     **{f"early{i}": prompt(f"early{i}", 16 * BLOCK + 5) for i in range(3)},
     **{
@@ -41,7 +43,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     before = Leftovers.now()
     folder = tmp_path_factory.mktemp("e2e")
     make_tiny_model(folder / "tiny")
-    fleet = Fleet(folder, folder / "tiny")
+    # So few on b that its requests preempt each other.
+    fleet = Fleet(folder, folder / "tiny", gpu_blocks={"b": 42}, tier="128MiB")
     try:
         yield fleet
     finally:
@@ -50,19 +53,35 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     assert before.new() == []
 
 
+@dataclass(frozen=True)
+class Reference:
+    """What an engine without a connector answers: to PROMPTS by name, to those of a soak."""
+
+    answers: dict[str, list[int]]
+    soak: list[Prompt]
+
+
 @pytest.fixture(scope="module")
-def expected(fleet: Fleet) -> dict[str, list[int]]:
-    """The tokens an engine without a connector answers, by prompt name."""
+def reference(fleet: Fleet) -> Reference:
     server = fleet.serve_without_mpkv(fleet.b)
     server.wait_healthy()
-    answers = {name: server.complete(tokens).tokens for name, tokens in PROMPTS.items()}
+    answers = {name: server.complete(tokens) for name, tokens in PROMPTS.items()}
+    soak = draw_prompts(server, SOAK_SEED, SOAK_PROMPTS)
     server.stop()
-    assert len({tuple(tokens) for tokens in answers.values()}) > len(answers) // 2
-    return answers
+    # Of a name with unclear answers others may say something else, and be right.
+    assert [name for name, answer in answers.items() if answer.clearance < CLEAR] == []
+    tokens = {name: answer.tokens for name, answer in answers.items()}
+    assert len({tuple(answer) for answer in tokens.values()}) > len(tokens) // 2
+    return Reference(tokens, soak)
 
 
 @pytest.fixture(scope="module")
-def pair(fleet: Fleet, expected: dict[str, list[int]]) -> tuple[Server, Server]:
+def expected(reference: Reference) -> dict[str, list[int]]:
+    return reference.answers
+
+
+@pytest.fixture(scope="module")
+def pair(fleet: Fleet, reference: Reference) -> tuple[Server, Server]:
     servers = (fleet.launch(fleet.a), fleet.launch(fleet.b))
     for server in servers:
         server.wait_healthy()
@@ -96,5 +115,5 @@ class LongPrefills:
         turn = 0
         while not self._stop.is_set():
             turn += 1
-            tokens = prompt(f"long {index} {turn}", 48 * BLOCK)
+            tokens = prompt(f"long {index} {turn}", 40 * BLOCK)
             self._server.complete(tokens, max_tokens=1, timeout_s=180)

@@ -1,4 +1,8 @@
-"""Real vLLM servers for the end-to-end tests, started as a user starts them."""
+"""Real vLLM servers for the end-to-end tests, started as a user starts them.
+
+They compute in float32. What a token's numbers are depends on what is computed beside
+them, by about 1e-5 of a logit there; in 16 bits it is enough to change tokens now and then.
+"""
 
 import contextlib
 import http.client
@@ -9,6 +13,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,27 +29,26 @@ from tests.support.standin import free_port
 START_S = 300.0
 STOP_S = 10.0
 KILL_S = 30.0
+JSON = {"Content-Type": "application/json"}
 
 CLUSTER = """
 [vllm]
 model = "{model}"
 args = [
-    "--served-model-name", "tiny", "--host", "127.0.0.1", "--dtype", "bfloat16",
-    "--max-model-len", "16384", "--max-num-batched-tokens", "1024", "--max-num-seqs", "8",
+    "--served-model-name", "tiny", "--host", "127.0.0.1", "--dtype", "float32",
+    "--max-model-len", "5248", "--max-num-batched-tokens", "1024", "--max-num-seqs", "8",
     "--enforce-eager",
 ]
 [vllm.env]
 VLLM_CPU_KVCACHE_SPACE = "1"
 VLLM_SERVER_DEV_MODE = "1" # for /reset_prefix_cache
 [tier]
-size = "128MiB"
+size = "{tier}"
 [pull]
 deadline_s = 4.0
-head_start = 0.0625
+head_start = 0.125
 """
 
-# What the head start keeps in stock: that share of 128 MiB, in blocks of 256 KiB.
-STOCK = 32
 
 NODE = """
 [[node]]
@@ -64,8 +69,11 @@ class NodePlan:
 
 @dataclass(frozen=True)
 class Answer:
+    """`clearance`: by how much, in nats, each token was likelier than any other, at least."""
+
     tokens: list[int]
     prompt_tokens: int
+    clearance: float
 
 
 class Server:
@@ -75,6 +83,7 @@ class Server:
         self, plan: NodePlan, argv: list[str], env: dict[str, str], log_path: Path
     ) -> None:
         self.plan = plan
+        self.resets = 0
         self._log_path = log_path
         with log_path.open("ab") as log:
             # A session of its own: what is left of it can be found and ended by group.
@@ -112,50 +121,76 @@ class Server:
         max_tokens: int = 8,
         timeout_s: float = 120.0,
     ) -> Answer:
-        body: dict[str, Any] = {
-            "model": "tiny",
-            "prompt": prompt,
-            "max_tokens": max_tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "return_token_ids": True,
-        }
-        if source is not None:
-            body["kv_transfer_params"] = {
-                "remote_kv_source": {
-                    "kv_request_id": "test",
-                    "remote_host": "127.0.0.1",
-                    "remote_port": source.port,
-                }
-            }
+        body = _body(prompt, source, max_tokens)
+        body |= {"logprobs": 2, "return_tokens_as_token_ids": True}
         status, answer = self._request("POST", "/v1/completions", body, timeout_s)
         assert status == 200, answer
         parsed = json.loads(answer)
-        return Answer(parsed["choices"][0]["token_ids"], parsed["usage"]["prompt_tokens"])
+        (choice,) = parsed["choices"]
+        likeliest = [sorted(found.values())[-2:] for found in choice["logprobs"]["top_logprobs"]]
+        clearance = min(best - second for second, best in likeliest)
+        return Answer(choice["token_ids"], parsed["usage"]["prompt_tokens"], clearance)
 
-    def abandon(self, prompt: list[int], source: NodePlan, after_s: float) -> None:
-        """Ask for an answer and hang up `after_s` later."""
-        with contextlib.suppress(TimeoutError):
-            self.complete(prompt, source=source, max_tokens=200, timeout_s=after_s)
+    def stream(
+        self,
+        prompt: list[int],
+        source: NodePlan | None,
+        max_tokens: int,
+        *,
+        tokens: int | None = None,
+        timeout_s: float = 120.0,
+    ) -> list[int]:
+        """The tokens one by one; hang up once there are `tokens`. Raises TimeoutError when
+        the next takes longer than `timeout_s`, and hangs up then."""
+        body = _body(prompt, source, max_tokens) | {"stream": True}
+        found: list[int] = []
+        with self._connected(timeout_s) as connection:
+            connection.request("POST", "/v1/completions", json.dumps(body), JSON)
+            response = connection.getresponse()
+            assert response.status == 200, response.read()
+            for line in response:
+                if not line.startswith(b"data: {"):
+                    continue
+                event = json.loads(line[len(b"data: ") :])
+                assert "choices" in event, event
+                found += event["choices"][0]["token_ids"] if event["choices"] else []
+                if tokens is not None and len(found) >= tokens:
+                    break
+        return found
 
     def reset_cache(self, *, running: bool) -> bool:
-        """vLLM's own reset of all caches, the connector's too; False if it refused."""
+        """vLLM's own reset of all caches, the connector's too; False if it refused.
+
+        Then the connector's has been reset nevertheless, unless running requests were to
+        be preempted for it.
+        """
         flags = f"reset_external=true&reset_running_requests={str(running).lower()}"
         status, answer = self._request("POST", f"/reset_prefix_cache?{flags}", None, 60.0)
+        self.resets += status == 200
         return status == 200 and bool(json.loads(answer)["success"])
+
+    def reset_as_often_as(self, other: "Server") -> None:
+        """Resets mean new content to mpkv: only at equal counts do two engines share."""
+        while self.resets < other.resets:
+            self.reset_cache(running=False)
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of the samples of `name` whose labels include `labels`."""
+        return sum(value for found, value in self._samples(name) if labels.items() <= found.items())
+
+    def metric_by(self, name: str, label: str) -> Counter[str]:
+        """The samples of the counter `name`, added up by the values of `label`."""
+        counted: Counter[str] = Counter()
+        for labels, value in self._samples(name):
+            counted[labels[label]] += int(value)
+        return counted
+
+    def _samples(self, name: str) -> Iterator[tuple[dict[str, str], float]]:
         _, text = self._request("GET", "/metrics", None, 10.0)
-        total = 0.0
         for line in text.splitlines():
             match = re.match(r"([^{ ]+)(?:\{(.*)\})? (\S+)$", line)
-            if match is None or match[1] != name:
-                continue
-            found = dict(re.findall(r'(\w+)="([^"]*)"', match[2] or ""))
-            if labels.items() <= found.items():
-                total += float(match[3])
-        return total
+            if match is not None and match[1] == name:
+                yield dict(re.findall(r'(\w+)="([^"]*)"', match[2] or "")), float(match[3])
 
     def log(self) -> str:
         return self._log_path.read_text(errors="replace")
@@ -201,34 +236,60 @@ class Server:
         remove_shared_memory(shared)
 
     def _request(self, method: str, path: str, body: Any, timeout_s: float) -> tuple[int, str]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.plan.http_port, timeout=timeout_s)
-        try:
+        with self._connected(timeout_s) as connection:
             payload = json.dumps(body) if body is not None else None
-            connection.request(method, path, payload, {"Content-Type": "application/json"})
+            connection.request(method, path, payload, JSON)
             response = connection.getresponse()
             return response.status, response.read().decode()
-        finally:
-            connection.close()
+
+    def _connected(self, timeout_s: float) -> contextlib.closing[http.client.HTTPConnection]:
+        return contextlib.closing(
+            http.client.HTTPConnection("127.0.0.1", self.plan.http_port, timeout=timeout_s)
+        )
+
+
+def _body(prompt: list[int], source: NodePlan | None, max_tokens: int) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "model": "tiny",
+        "prompt": prompt,
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+    if source is not None:
+        body["kv_transfer_params"] = {
+            "remote_kv_source": {
+                "kv_request_id": "test",
+                "remote_host": "127.0.0.1",
+                "remote_port": source.port,
+            }
+        }
+    return body
 
 
 class Fleet:
-    """Two nodes, `a` and `b`, of one cluster file in `folder`."""
+    """Two nodes, `a` and `b`, of one cluster file in `folder`.
 
-    def __init__(self, folder: Path, model: Path) -> None:
+    `gpu_blocks`: so few of 128 tokens on these nodes that a few requests preempt each
+    other. `tier` is the size of each node's.
+    """
+
+    def __init__(self, folder: Path, model: Path, *, gpu_blocks: dict[str, int], tier: str) -> None:
         self.a = NodePlan("a", free_port(), free_port())
         self.b = NodePlan("b", free_port(), free_port())
         self.trace_dir = folder / "trace"
         self._folder = folder
         self._file = folder / "cluster.toml"
-        text = CLUSTER.format(model=model)
+        text = CLUSTER.format(model=model, tier=tier)
         for core, plan in enumerate((self.a, self.b)):
+            few = gpu_blocks.get(plan.name)
             text += NODE.format(
                 name=plan.name,
                 port=plan.port,
                 http_port=plan.http_port,
                 core=core % os.cpu_count(),
-                # Little enough on b that a few requests preempt each other.
-                args=json.dumps(["--num-gpu-blocks-override", "160"] if plan is self.b else []),
+                args=json.dumps(["--num-gpu-blocks-override", str(few)] if few else []),
             )
         self._file.write_text(text)
         self.servers: list[Server] = []

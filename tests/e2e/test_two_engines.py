@@ -5,7 +5,6 @@ The tests share one pair and run in order; each leaves both engines serving.
 
 import contextlib
 import os
-import random
 import signal
 import threading
 import time
@@ -13,12 +12,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.e2e.conftest import BLOCK, PROMPTS, LongPrefills
-from tests.e2e.servers import STOCK, Answer, Fleet, NodePlan, Server
+from tests.e2e.conftest import BLOCK, PROMPTS, SOAK_SEED, LongPrefills, Reference
+from tests.e2e.servers import Answer, Fleet, NodePlan, Server
+from tests.soak.runner import Runner
 from tests.support.standin import free_port
 
 Pair = tuple[Server, Server]
 Expected = dict[str, list[int]]
+# At least; a quarter of it is calm.
+SOAK_S = 24.0
 
 
 def pulled(server: Server, peer: Server) -> float:
@@ -48,7 +50,6 @@ def nothing_held(pair: Pair) -> Iterator[None]:
                 state: server.metric("mpkv:tier_blocks", state=state)
                 for state in ("landing", "filling", "draining", "control_pins", "engine_pins")
             }
-            held["landing"] -= STOCK
             if not any(held.values()):
                 break
             assert time.monotonic() < until, f"{server.plan.name} still holds {held}"
@@ -137,63 +138,17 @@ def test_a_pull_begins_while_its_own_engine_is_in_a_step(
     assert any(claim["started"] < end < claim["at"] for claim in claims for end in ends)
 
 
-def test_aborts_preemptions_and_resets_at_random(pair: Pair, expected: Expected) -> None:
-    a, b = pair
-    load = [PROMPTS[f"load{i}"] for i in range(6)]
-    for tokens in load:
-        a.complete(tokens, max_tokens=1)
-    preemptions = b.metric("vllm:num_preemptions_total")
-    stop = threading.Event()
-    answered: list[int] = []
-
-    def keep_asking(seed: int) -> None:
-        generator = random.Random(seed)
-        while not stop.is_set():
-            tokens = generator.choice(load)
-            if generator.random() < 0.5:
-                b.abandon(tokens, a.plan, generator.uniform(0.01, 0.6))
-            else:
-                answered.append(len(b.complete(tokens, source=a.plan, max_tokens=20).tokens))
-
-    askers = [threading.Thread(target=keep_asking, args=(seed,)) for seed in range(6)]
-    for asker in askers:
-        asker.start()
-    generator = random.Random(30)
-    for _ in range(12):
-        stop.wait(generator.uniform(0.5, 2.0))
-        b.reset_cache(running=generator.random() < 0.5)
-    until = time.monotonic() + 30
-    while b.metric("vllm:num_preemptions_total") <= preemptions:
-        assert time.monotonic() < until, "no reset ever met a running request"
-        b.reset_cache(running=True)
-    stop.set()
-    for asker in askers:
-        asker.join(timeout=180)
-        assert not asker.is_alive(), "a request never ended"
-    assert answered
-    assert set(answered) == {20}
-    # What b computed in the crowd is rounded otherwise than what it computes alone.
-    _until(lambda: b.reset_cache(running=False), "an idle engine did not reset its caches")
-    _reset_as_often(a, b)
-    blocks = pulled(b, a)
-    for name in ("load0", "load1", "half"):
-        assert a.complete(PROMPTS[name]).tokens == expected[name]
-        assert b.complete(PROMPTS[name], source=a.plan).tokens == expected[name]
-    assert pulled(b, a) > blocks
-
-
-def _reset_as_often(server: Server, other: Server) -> None:
-    """Resets mean new content to mpkv: only at equal counts do two engines share."""
-    for _ in range(int(_epoch(other) - _epoch(server))):
-        server.reset_cache(running=False)
-    assert _epoch(server) == _epoch(other)
-
-
-def _epoch(server: Server) -> float:
-    """How often the server's caches were reset; a step brings the gauge up to date."""
-    time.sleep(1.1)  # Gauges are sampled once a second, at a step.
-    server.complete([65] * 3, max_tokens=2)
-    return server.metric("mpkv:content_epoch")
+def test_load_aborts_preemptions_resets_and_dying_helpers_at_random(
+    pair: Pair, reference: Reference
+) -> None:
+    """A short run of `make soak`, under one seed."""
+    runner = Runner(pair, reference.soak, SOAK_SEED)
+    runner.run(SOAK_S)
+    tally = runner.tally
+    assert tally.clean, "\n".join(tally.summary())
+    # Otherwise it met nothing that it could have spoiled.
+    assert min(tally.requests, tally.hits, tally.aborts, tally.preemptions) > 0
+    assert tally.misses["aborted"] > 0
 
 
 def test_a_source_that_never_answers(pair: Pair, expected: Expected) -> None:
@@ -249,7 +204,7 @@ def test_the_source_is_killed_and_restarted(fleet: Fleet, pair: Pair, expected: 
     assert b.complete(PROMPTS["killed"], source=a.plan).tokens == expected["killed"]
     again = fleet.launch(fleet.a)
     again.wait_healthy()
-    _reset_as_often(again, b)
+    again.reset_as_often_as(b)
     _pull_until_it_works(again, b, "restarted", expected)
 
 

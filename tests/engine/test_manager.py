@@ -20,6 +20,7 @@ from mpkv.engine import manager as manager_module
 from mpkv.engine.manager import MpkvManager
 from mpkv.engine.region import region_path
 from mpkv.errors import SegmentRefused
+from mpkv.memory import Ledger
 from mpkv.messages import KeyGroup
 from mpkv.settings import EngineSettings
 from tests.support.leftovers import Leftovers
@@ -171,6 +172,23 @@ def test_a_reset_forgets_all_and_reuses_nothing_in_use(manager: MpkvManager) -> 
     assert manager.ledger.counts()["free"] == BLOCKS - 2
     manager.complete_store(again.keys_to_store, request())
     assert lookups(manager, filling) == {LookupResult.HIT}
+
+
+def test_what_a_peer_still_reads_at_a_reset_is_free_again_at_the_step_after_its_lease(
+    manager: MpkvManager,
+) -> None:
+    keys = keys_of("leased", 4)
+    store(manager, keys)
+    control = Ledger.attach(manager.ledger.fd)
+    lease = control.pin_many(b"".join(keys))
+    manager.reset_cache()
+    manager.on_reset_flushed()
+    manager.on_schedule_end(NO_STEP)
+    assert manager.ledger.counts()["draining"] == 4
+    control.unpin_many(lease)
+    manager.on_schedule_end(NO_STEP)
+    assert manager.ledger.counts()["free"] == BLOCKS
+    control.close()
 
 
 def test_a_key_pulled_while_it_is_being_stored(manager: MpkvManager) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import psutil
 
 from mpkv.control.initiators import MOST_FORGOTTEN
+from mpkv.settings import EngineSettings
 from tests.control.common import free_port
 from tests.control.raw import Proxy
 from tests.faults.conftest import MakeStandIn
@@ -22,6 +23,7 @@ ADDRESSES = 32
 MEMORY_SLACK = 512 << 10
 # An initiator is replaced at a beat; until then a few more peers come and go.
 LATE = 64
+LANES = EngineSettings("any").lanes
 
 
 @dataclass(frozen=True)
@@ -109,11 +111,12 @@ def test_restarted_helpers_leave_nothing_in_the_engine(standin: MakeStandIn) -> 
 
 
 def _check_connections(fresh: dict[str, Size], now: dict[str, Size]) -> None:
-    """UCX keeps one for each time that a peer was removed, until its initiator ends."""
+    """UCX keeps one for each time that a lane removed a peer, until its initiator ends."""
     for name, size in fresh.items():
         # The first peer is no leak: it costs memory, and two or three descriptors.
-        allowed = Size(size.memory + (1 << 20), size.descriptors + 3, size.threads)
-        assert not now[name].grown(allowed, MOST_FORGOTTEN + LATE), (name, size, now[name])
+        allowed = Size(size.memory + LANES * (1 << 20), size.descriptors + LANES * 3, size.threads)
+        connections = LANES * (MOST_FORGOTTEN + LATE)
+        assert not now[name].grown(allowed, connections), (name, size, now[name])
 
 
 def _grown(before: dict[str, Size], after: dict[str, Size]) -> dict[str, tuple[Size, Size]]:

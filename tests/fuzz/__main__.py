@@ -12,7 +12,17 @@ import sys
 import tempfile
 import time
 
-TARGETS = ("source", "destination", "rings", "initiator", "book", "segments")
+TARGETS = (
+    "source",
+    "destination",
+    "engine",
+    "hosts",
+    "rings",
+    "initiator",
+    "metadata",
+    "book",
+    "segments",
+)
 MARGIN_S = 120.0
 SHOWN_BYTES = 8000
 

@@ -4,10 +4,13 @@ It may lie about what it read: the engine cannot know. It must not crash the sch
 make it believe in slots or keys that it was not given, or keep anything once it is dead.
 """
 
+import math
+
 import msgspec
 from hypothesis import strategies as st
 from msgspec import Struct
 
+from mpkv.engine.metrics import GRANT, PULL, Meter
 from mpkv.memory import block_ids
 from mpkv.messages import MissReason, Pull, Pulled, PullFailed, SlotsReturned, ToControl
 from tests.engine.test_pull_book import BLOCKS, Book
@@ -16,10 +19,11 @@ from tests.fuzz.shapes import bytes_of, numbers, packed, texts
 from tests.support.standin import make_keys
 
 REQUESTS = 4
+BLOCK_BYTES = 4096
 KEYS = [make_keys(f"prompt {number}", 5) for number in range(REQUESTS)]
 
 _pulls = st.integers(1, 6) | numbers
-_times = st.just(1e18)
+_times = st.floats()
 # The slots of the first allocations of a fresh ledger, and others.
 _slots = st.lists(st.integers(0, 6), max_size=6).map(
     lambda blocks: b"".join(((1 << 32) + block).to_bytes(8, "little") for block in blocks)
@@ -53,6 +57,8 @@ class Told(Book):
 
     def __init__(self) -> None:
         super().__init__()
+        # What users see; the one of a test believes more.
+        self._told = self.pulls._meter = Meter(self.ledger, BLOCK_BYTES)
         self.open: list[Pull] = []
         # The latest pull that each block was given to.
         self._owners: dict[int, Pull] = {}
@@ -86,6 +92,10 @@ class Told(Book):
         """What it believes, it was told of slots and keys that belong together."""
         counts = self.ledger.counts()
         assert counts["landing"] + counts["engine_pins"] <= BLOCKS // 4
+        stats = self._told.take()
+        for delay in (GRANT, PULL) if stats is not None else ():
+            for samples in stats.data["data"].get(delay, {}).values():
+                assert all(0.0 <= sample < math.inf for sample in samples)
         for key in (key for keys in KEYS for key in keys):
             block = self.ledger.find(key)
             assert block < 0 or key in self._owners[block].groups[0].keys

@@ -32,9 +32,10 @@ def groups(known: list[bytes]) -> st.SearchStrategy[tuple[KeyGroup, ...]]:
 
 
 def bytes_of(message: st.SearchStrategy[msgspec.Struct]) -> st.SearchStrategy[bytes]:
-    """Encoded messages: whole ones, damaged ones, and ones with any values in their fields."""
+    """Encoded messages: whole ones, damaged ones, and ones with any values in their fields, or
+    with a field that nests deeper than a decoder follows."""
     whole = message.map(msgspec.msgpack.encode)
-    return st.one_of(whole, whole, whole, _damaged(whole), _refilled(message))
+    return st.one_of(whole, whole, whole, _damaged(whole), _refilled(message), _deep(message))
 
 
 def _damaged(whole: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
@@ -46,6 +47,19 @@ def _damaged(whole: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
         return body[:at] + draw(st.binary(max_size=4)) + body[until:]
 
     return damage()
+
+
+def _deep(message: st.SearchStrategy[msgspec.Struct]) -> st.SearchStrategy[bytes]:
+    """One more field, somewhere among the others."""
+    field = msgspec.Raw(b"\x91" * 3000 + b"\xc0")
+
+    @st.composite
+    def deepen(draw: st.DrawFn) -> bytes:
+        fields = list(msgspec.msgpack.decode(msgspec.msgpack.encode(draw(message))))
+        fields.insert(draw(st.integers(0, len(fields))), field)
+        return msgspec.msgpack.encode(fields)
+
+    return deepen()
 
 
 def _refilled(message: st.SearchStrategy[msgspec.Struct]) -> st.SearchStrategy[bytes]:

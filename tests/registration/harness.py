@@ -70,7 +70,7 @@ class Helper:
         lanes: int = 2,
         bounds: Bounds = BOUNDS,
     ) -> None:
-        self.instance = uuid.uuid4().hex
+        self.instance = f"{uuid.uuid4().hex}.1"
         self.blocks, self.block_bytes = blocks, block_bytes
         self.engine, self.control = Bystander(), Bystander()
         self.tier_fd = create_segment("test-tier", blocks * block_bytes)

@@ -145,14 +145,34 @@ def test_what_does_not_fit_is_refused_with_the_reason(
         (replace(peer, block_bytes=4096), "its blocks have 4096 bytes, ours 65536"),
         (replace(peer, blocks=0), "its tier has 0 blocks"),
         (replace(peer, blocks=65), "NotFound"),
-        (replace(peer, agent="somebody"), "expected 'somebody'"),
-        (replace(peer, agent=initiator.ready().agent), "belongs to this process already"),
+        (replace(peer, agent="somebody"), "its agent somebody is not named after it"),
+        (replace(peer, agent=f"{peer.instance}.other"), "its metadata is not of NIXL agent"),
         (replace(peer, metadata=peer.metadata[:100]), "Mismatch"),
-        (replace(peer, metadata=b""), "Mismatch"),
+        (replace(peer, metadata=b""), "its metadata is not of NIXL agent"),
     ):
         initiator.send(changed)
         assert reason in initiator.not_added(target.instance)
+    own = initiator.instance
+    initiator.send(replace(peer, instance=own, agent=initiator.ready().agent))
+    assert "belongs to this process already" in initiator.not_added(own)
     initiator.add(target)
-    initiator.send(replace(other.as_peer(), agent=peer.agent))
-    assert f"belongs to {target.instance} already" in initiator.not_added(other.instance)
+    parent = target.instance.removesuffix(".1")
+    initiator.send(replace(other.as_peer(), instance=parent, agent=peer.agent))
+    assert f"belongs to {target.instance} already" in initiator.not_added(parent)
     initiator.fetched(target, [1], [1])
+
+
+def test_broken_metadata_in_the_name_of_another_does_not_keep_that_one_out(
+    initiator: Initiator, start_target: StartTarget
+) -> None:
+    """NIXL keeps half of what it cannot load, and refuses what differs from that."""
+    target, other = start_target(seed=1), start_target(seed=2)
+    peer, liar = target.as_peer(), other.as_peer()
+    # The way to the one, under the name of the other, and no memory.
+    broken = liar.metadata.replace(liar.agent.encode(), peer.agent.encode())
+    broken = broken[: broken.index(b"MemSection") + 20]
+    initiator.send(msgspec.structs.replace(liar, metadata=broken))
+    assert "is not of NIXL agent" in initiator.not_added(other.instance)
+    for one in (target, other):
+        initiator.add(one)
+        initiator.fetched(one, [1], [1])

@@ -1,9 +1,14 @@
 """What a test could leave on the machine: files in /dev/shm and helper processes."""
 
+import contextlib
 import os
 import time
 import uuid
 from dataclasses import dataclass
+
+import psutil
+
+from mpkv_cli.demo.sessions import shared_memory_of
 
 # Inherited by all that this test run starts, so that it sees nobody else's processes.
 MARK = f"MPKV_TEST_RUN={uuid.uuid4().hex}"
@@ -32,7 +37,24 @@ class Leftovers:
 
 def _shared_files() -> frozenset[str]:
     prefixes = ("mpkv", "vllm_offload", "psm_", "sem.mp-")
-    return frozenset(name for name in os.listdir("/dev/shm") if name.startswith(prefixes))
+    found = [name for name in os.listdir("/dev/shm") if name.startswith(prefixes)]
+    # Somebody else on this machine may be at work.
+    others = shared_memory_of([p for p in psutil.process_iter() if not _is_ours(p.pid)])
+    return frozenset(name for name in found if _inode(name) not in others)
+
+
+def _inode(name: str) -> int:
+    with contextlib.suppress(FileNotFoundError):
+        return os.stat(f"/dev/shm/{name}").st_ino
+    return 0
+
+
+def _is_ours(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/environ") as file:
+            return MARK in file.read()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return False
 
 
 def _helpers() -> frozenset[int]:
@@ -43,12 +65,11 @@ def _helpers() -> frozenset[int]:
         try:
             with open(f"/proc/{entry}/cmdline") as file:
                 command = file.read()
-            with open(f"/proc/{entry}/environ") as file:
-                ours = MARK in file.read()
             with open(f"/proc/{entry}/stat") as file:
                 state = file.read().rpartition(")")[2].split()[0]
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue
-        if ours and state != "Z" and ("mpkv.control" in command or "mpkv.registration" in command):
+        helper = "mpkv.control" in command or "mpkv.registration" in command
+        if helper and state != "Z" and _is_ours(int(entry)):
             found.add(int(entry))
     return frozenset(found)
