@@ -142,7 +142,7 @@ class Initiators:
         """End the initiator if it has forgotten many peers; only while it does nothing."""
         forgotten = self._additions - len(self._registrations)
         if forgotten >= max(MOST_FORGOTTEN, len(self._registrations)):
-            self.kill(f"it has registered {forgotten} peers for nothing by now", now)
+            self.kill(f"UCX keeps connections to {forgotten} peers that were removed", now)
 
     def kill(self, why: str, now: float) -> None:
         """End the initiator, because nothing else ends its READs."""
