@@ -20,7 +20,7 @@ from mpkv.registration.peer import Peer
 from mpkv.trace import Trace
 
 # Below this, handing a part to another thread costs more than copying it here.
-SMALLEST_PART = 4 << 20
+SMALLEST_PART = 2 << 20
 
 
 class Ended(NamedTuple):
