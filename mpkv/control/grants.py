@@ -75,9 +75,13 @@ def _longest(windowed: list["_Part"]) -> int:
 def _end_within(parts: list["_Part"], end: int, limit: int) -> int:
     """The farthest end, at most `end`, that needs no more than `limit` blocks."""
     end = min([end, *(part.count * part.group.tokens_per_key for part in parts)])
-    return bisect.bisect_right(
-        range(1, end + 1), limit, key=lambda tokens: sum(part.needs(tokens) for part in parts)
-    )
+
+    def needed(tokens: int) -> int:
+        return sum(part.needs(tokens) for part in parts)
+
+    if needed(end) <= limit:
+        return end
+    return bisect.bisect_right(range(1, end + 1), limit, key=needed)
 
 
 def _pin_windows(windowed: list["_Part"], end: int) -> int:

@@ -8,8 +8,21 @@
  * do not wait for each other. The last step breaks up runs of keys that count upwards. */
 struct key key_load(const struct ledger *ledger, const void *bytes)
 {
-    struct key key = {0};
-    memcpy(key.words, bytes, ledger->key_size);
+    struct key key;
+    const unsigned char *from = bytes;
+    uint32_t whole = ledger->key_size / 8 * 8, done = whole;
+    unsigned char *to = (unsigned char *)key.words;
+    /* Copies of sizes that the compiler knows are single instructions. */
+    for (uint32_t i = 0; i < whole; i += 8)
+        memcpy(to + i, from + i, 8);
+    if (whole < ledger->key_size)
+        memset(to + whole, 0, 8);
+    if (ledger->key_size & 4) {
+        memcpy(to + done, from + done, 4);
+        done += 4;
+    }
+    for (; done < ledger->key_size; done++)
+        to[done] = from[done];
     uint64_t hash = 0;
     for (uint32_t i = 0; i < ledger->key_words; i++)
         hash += ledger->secrets[2 * i] * (uint32_t)key.words[i] +
