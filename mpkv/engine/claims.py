@@ -15,22 +15,23 @@ class Claims:
 
     def __init__(self, ledger: Ledger) -> None:
         self.most = max(ledger.blocks // CLAIM_SHARE, 1)
+        self.taken = 0
+        # What requests hold on to, packed.
+        self.pins: dict[str, bytes] = {}
         self._ledger = ledger
-        self._taken = 0
-        self._pins: dict[str, bytes] = {}
 
     def fits(self, count: int) -> bool:
-        return self._taken + count <= self.most
+        return self.taken + count <= self.most
 
     def take(self, count: int) -> None:
-        self._taken += count
+        self.taken += count
 
     def give_back(self, slots: bytes) -> None:
-        self._taken -= len(slots) // SLOT_BYTES
+        self.taken -= len(slots) // SLOT_BYTES
 
     def pin(self, request: str, slots: bytes) -> None:
         """Claim blocks that are pinned already, for `request` until it lets go."""
-        self._pins[request] = self._pins.get(request, b"") + slots
+        self.pins[request] = self.pins.get(request, b"") + slots
         self.take(len(slots) // SLOT_BYTES)
 
     def keep(self, pull: OpenPull) -> None:
@@ -46,11 +47,11 @@ class Claims:
             self._ledger.touch_many(pull.present)
 
     def let_go(self, request: str) -> None:
-        pins = self._pins.pop(request, b"")
+        pins = self.pins.pop(request, b"")
         if pins:
             self._ledger.unpin_many(pins)
             self.give_back(pins)
 
     def let_all_go(self) -> None:
-        for request in list(self._pins):
+        for request in list(self.pins):
             self.let_go(request)

@@ -80,6 +80,7 @@ class EarlyPulls:
 
     @property
     def stock(self) -> int:
+        """How many slots are ready."""
         return len(self._stock)
 
     def missing(self) -> int:

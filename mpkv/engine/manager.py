@@ -237,7 +237,7 @@ class MpkvManager(OffloadingManager):
         return events
 
     def get_stats(self) -> OffloadingConnectorStats | None:
-        return self._meter.take(self.pulls.stock)
+        return self._meter.take(self.pulls.early.stock)
 
     def config_info(self) -> Sequence[Any]:
         return [self._info.as_config_info()] if self._info is not None else [{}]

@@ -62,9 +62,9 @@ class PullBook:
         self._deadline_s = deadline_s
         self._trace = trace
         self._on_change = on_change
-        self._claims = Claims(ledger)
+        self.claims = Claims(ledger)
         stock = int(ledger.blocks * head_start)
-        self._early = EarlyPulls(supervisor, stock, ledger.key_size, deadline_s)
+        self.early = EarlyPulls(supervisor, stock, ledger.key_size, deadline_s)
         # The last generation whose processes are known to be reaped.
         self._ended = 0
         self._numbers = itertools.count(1)
@@ -85,12 +85,12 @@ class PullBook:
         Touches nothing that is the scheduler thread's.
         """
         number = next(self._numbers)
-        return self._early.begin(number, request, peer, groups, present, self._ledger.epoch)
+        return self.early.begin(number, request, peer, groups, present, self._ledger.epoch)
 
     def claim(self, request: str) -> bool:
         """The request has come; False if no pull has begun for it before."""
         self._take_early()
-        pull = self._early.claim(request)
+        pull = self.early.claim(request)
         if pull is None:
             return False
         self._by_request[request] = pull
@@ -107,7 +107,7 @@ class PullBook:
         """
         if request in self._by_request:
             return
-        groups = fit(groups, self._claims.most, self._ledger.key_size)
+        groups = fit(groups, self.claims.most, self._ledger.key_size)
         keys = groups[0].keys if len(groups) == 1 else b"".join(group.keys for group in groups)
         now = time.monotonic()
         pull = OpenPull(
@@ -141,7 +141,7 @@ class PullBook:
 
     def looked_up(self, request: str) -> None:
         """The request has seen its blocks; what it wants it pins by itself now."""
-        self._claims.let_go(request)
+        self.claims.let_go(request)
 
     def adopted(self, request: str, key: bytes) -> bool:
         """Whether `key` came to this engine by the pull of this very request."""
@@ -196,16 +196,16 @@ class PullBook:
             if pull.settled:
                 self._waiting.popleft()
                 continue
-            if not self._claims.fits(pull.count):
+            if not self.claims.fits(pull.count):
                 return
-            self._claims.keep(pull)
+            self.claims.keep(pull)
             allocated = self._ledger.allocate(pull.count, LANDING)
             if allocated is None:
                 self.looked_up(pull.request)
                 return
             self._waiting.popleft()
             pull.slots, evicted = allocated
-            self._claims.take(pull.count)
+            self.claims.take(pull.count)
             if evicted:
                 self._on_change(b"", evicted)
             self._send(pull)
@@ -213,27 +213,22 @@ class PullBook:
 
     def _restock(self) -> None:
         """Only what is not claimed: requests that wait for room come first."""
-        missing = self._early.missing()
-        if missing and self._claims.fits(missing):
+        missing = self.early.missing()
+        if missing and self.claims.fits(missing):
             allocated = self._ledger.allocate(missing, LANDING)
             if allocated is not None:
                 slots, evicted = allocated
-                self._early.restock(slots)
+                self.early.restock(slots)
                 if evicted:
                     self._on_change(b"", evicted)
 
     def cache_reset(self) -> None:
         """What open pulls bring is of the old content; `Pulled` is refused by epoch."""
-        self._claims.let_all_go()
+        self.claims.let_all_go()
         self._adopted_keys.clear()
         for pull in [*self._open.values(), *self._waiting]:
             if not pull.settled:
                 self._settle(pull, MissReason.CACHE_RESET, "the cache was reset")
-
-    @property
-    def stock(self) -> int:
-        """How many slots are kept ready for pulls that begin early."""
-        return self._early.stock
 
     def idle(self) -> bool:
         return not (self._open or self._held or self._waiting)
@@ -242,19 +237,19 @@ class PullBook:
 
     def _take_early(self) -> None:
         """Enter what the input thread has begun; from then on it is like any other pull."""
-        for pull in self._early.begun():
+        for pull in self.early.begun():
             # Beyond what the others may claim: the stock was kept free for it.
-            self._claims.keep(pull)
-            self._claims.take(pull.count)
+            self.claims.keep(pull)
+            self.claims.take(pull.count)
             self._open[pull.number] = pull
             self._trace("pull_started", pull=pull.number, request=pull.request, peer=pull.peer)
             if pull.generation <= self._ended:
                 del self._open[pull.number]
                 self._drop(pull, MissReason.HELPERS_DOWN, "the helpers died")
-        for pull in self._early.unsent():
+        for pull in self.early.unsent():
             if self._open.pop(pull.number, None) is not None:
                 self._drop(pull, MissReason.QUEUE_FULL, "the ring to the control plane is full")
-        for pull in self._early.abandoned(time.monotonic()):
+        for pull in self.early.abandoned(time.monotonic()):
             self._by_request[pull.request] = pull
             self.finished(pull.request)
 
@@ -286,7 +281,7 @@ class PullBook:
 
     def _release(self, pull: OpenPull) -> None:
         self._ledger.free(pull.slots)
-        self._claims.give_back(pull.slots)
+        self.claims.give_back(pull.slots)
         pull.slots = b""
 
     def _end_generation(self, generation: int) -> None:
@@ -390,7 +385,7 @@ class PullBook:
         unused = pull.slots[len(slots) :]
         if unused:
             self._ledger.free(unused)
-        self._claims.give_back(pull.slots)
+        self.claims.give_back(pull.slots)
         pull.slots = b""
         published, stored = slots, keys
         if results.count(PUBLISHED) != len(results):
@@ -399,6 +394,6 @@ class PullBook:
             published = b"".join(slots[i * SLOT_BYTES : (i + 1) * SLOT_BYTES] for i in good)
             stored = b"".join(keys[i * size : (i + 1) * size] for i in good)
         if pin:
-            self._claims.pin(pull.request, published)
+            self.claims.pin(pull.request, published)
         if stored:
             self._on_change(stored, b"")

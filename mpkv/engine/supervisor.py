@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import msgspec
 
 from mpkv.engine.process import TERMINATE_S, HelperProcess
+from mpkv.engine.source import addresses
 from mpkv.memory import Consumer, Ledger, Producer, Ring
 from mpkv.messages import (
     Bounds,
@@ -273,11 +274,7 @@ class Supervisor:
             listen=settings.listen,
             port=self._port,
             advertise=settings.advertise,
-            peers=tuple(
-                f"{peer.host}:{peer.port + rank}"
-                for peer in settings.peers
-                for rank in range(peer.ranks)
-            ),
+            peers=tuple(sorted(addresses(settings.peers))),
             compatibility=self._compatibility,
             tier=self._tier,
             ledger_fd=self._ledger.fd,

@@ -86,14 +86,21 @@ class Settling:
         return found + [f"pull {pull.number} waits" for pull in pulls._waiting]
 
     def _leaked(self) -> list[str]:
+        pulls = self._engine.pulls
         counts = self._engine.ledger.counts()
+        counts["landing"] -= pulls.early.stock
         states = ("landing", "filling", "draining", "control_pins", "engine_pins")
         found = [f"{counts[name]} {name}" for name in states if counts[name]]
-        if self._engine.pulls._claimed:
-            found.append(f"{self._engine.pulls._claimed} slots claimed")
-        for name in ("_by_request", "_pins", "_adopted_keys"):
-            if getattr(self._engine.pulls, name):
-                found.append(f"{len(getattr(self._engine.pulls, name))} in {name}")
+        if pulls.claims.taken:
+            found.append(f"{pulls.claims.taken} slots claimed")
+        for name, book in (
+            ("requests", pulls._by_request),
+            ("pins", pulls.claims.pins),
+            ("adopted", pulls._adopted_keys),
+            ("unclaimed", pulls.early._unclaimed),
+        ):
+            if book:
+                found.append(f"{len(book)} {name}")
         helpers = self._helpers()
         found += [f"no {name}" for name in HELPERS if name not in helpers]
         known = {helper.pid for helper in helpers.values()}

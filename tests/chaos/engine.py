@@ -50,6 +50,8 @@ STEP_S = 0.001
 # How soon after the stop of its initiator new blocks are stored where a READ may write.
 ABANDONED_S = 0.03
 ABANDONED_BLOCKS = 64
+# Of the tier: room for two prompts.
+HEAD_START = 0.125
 
 Act = Callable[[], None]
 
@@ -253,6 +255,7 @@ def main() -> None:
         port=start.port,
         peers=peers,
         deadline_s=DEADLINE_S,
+        head_start=HEAD_START,
         integrity=start.integrity,
     )
     engine.ledger.set_epoch(start.epoch)

@@ -2,7 +2,9 @@
 
 import random
 import time
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from mpkv.messages import KeyGroup
@@ -22,6 +24,10 @@ MARGIN_S = 1.0
 LINGER_S = 0.02
 OF_ANOTHER = 0.05
 COMPUTED_AFTER_MISS = 0.15
+# Of the pulls: begun on a thread that stands for vLLM's input thread; and of those, for requests
+# that the scheduler then never hears of.
+EARLY = 0.5
+REJECTED = 0.05
 
 
 @dataclass
@@ -34,6 +40,15 @@ class Request:
     wanted: int
     deadline: float
     on_end: Callable[[bool], None] | None
+
+
+@dataclass
+class Arriving:
+    """A request that is with the input thread, and what the scheduler is to begin else."""
+
+    request: Request
+    begun: Future[bool]
+    begin: Callable[[], None]
 
 
 class Requests:
@@ -54,13 +69,15 @@ class Requests:
         self._open: list[Request] = []
         # Whose blocks have been looked up and may still be in use: (until, name).
         self._lingering: list[tuple[float, str]] = []
+        self._input = ThreadPoolExecutor(1, "input")
+        self._arriving: deque[Arriving] = deque()
         self._number = 0
         self._next_at = 0.0
         self._spared: dict[str, float] = {}
 
     @property
     def idle(self) -> bool:
-        return not (self._open or self._lingering)
+        return not (self._open or self._lingering or self._arriving)
 
     def begin_some(self) -> bool:
         """Begin a request if it is time for one; say whether a pull has begun."""
@@ -90,12 +107,30 @@ class Requests:
         name = f"{self._start.tag}/{self._number}"
         groups = (KeyGroup(b"".join(keys[present:]), 16, 0),)
         deadline = time.monotonic() + self._engine.settings.deadline_s
-        self._engine.pulls.start(
-            name, self._start.sources[source], groups, b"".join(keys[:present])
-        )
+        request = Request(name, source, keys, wanted, deadline, on_end)
+        pull = (name, self._start.sources[source], groups, b"".join(keys[:present]))
         self.counts.pulls += 1
-        self._open.append(Request(name, source, keys, wanted, deadline, on_end))
+        if self._choices.random() < EARLY:
+            begun = self._input.submit(self._engine.pulls.begin, *pull)
+            arriving = Arriving(request, begun, lambda: self._engine.pulls.start(*pull))
+            self._arriving.append(arriving)
+        else:
+            self._engine.pulls.start(*pull)
+            self._open.append(request)
         return True
+
+    def _arrive(self) -> None:
+        while self._arriving and self._arriving[0].begun.done():
+            arriving = self._arriving.popleft()
+            request = arriving.request
+            begun = arriving.begun.result()
+            if begun and request.on_end is None and self._choices.random() < REJECTED:
+                continue
+            if self._engine.pulls.claim(request.name) != begun:
+                self._tell(Endless(f"request {request.name} lost what had begun for it"))
+            if not begun:
+                arriving.begin()
+            self._open.append(request)
 
     def abort(self) -> None:
         for request in self._open:
@@ -105,6 +140,7 @@ class Requests:
         self._open.clear()
 
     def step(self) -> None:
+        self._arrive()
         self._engine.step()
         now = time.monotonic()
         for request in self._open[:]:

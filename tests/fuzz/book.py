@@ -92,7 +92,7 @@ class Told(Book):
         """What it believes, it was told of slots and keys that belong together."""
         counts = self.ledger.counts()
         assert counts["landing"] + counts["engine_pins"] <= BLOCKS // 4
-        stats = self._told.take()
+        stats = self._told.take(0)
         for delay in (GRANT, PULL) if stats is not None else ():
             for samples in stats.data["data"].get(delay, {}).values():
                 assert all(0.0 <= sample < math.inf for sample in samples)
@@ -126,7 +126,7 @@ def _examine(history: list[tuple[str, Argument]]) -> None:
     book.pulls.drain()
     book.pulls.start_waiting()
     assert book.pulls.idle()
-    assert book.pulls._claimed == 0
+    assert book.pulls.claims.taken == 0
     counts = book.ledger.counts()
     assert counts["free"] + counts["ready"] == BLOCKS, counts
     assert counts["engine_pins"] == 0
