@@ -155,6 +155,7 @@ class Cluster:
             node=node.name,
             listen=node.listen,
             port=node.port,
+            ranks=node.data_parallel_size,
             advertise=node.reached_at,
             allow_insecure=self.cluster.allow_insecure,
             peers=peers,

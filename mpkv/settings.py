@@ -37,8 +37,8 @@ class PeerAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The settings of one node; every data-parallel rank of it gets the same.
 
-    `listen` is the address the control plane binds, `port` its base port (rank `r`
-    uses `port + r`). `advertise` is the address by which peers reach this node.
+    `listen` is the address the control plane binds, `port` its base port (rank `r` of
+    `ranks` uses `port + r`). `advertise` is the address by which peers reach this node.
     `peers` are connected and warmed in the background. `deadline_s` bounds each pull
     from its start, in seconds; `head_start` is the share of the tier kept ready for pulls
     that begin before the scheduler has heard of their request. `backends` are NIXL backend
@@ -52,6 +52,7 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     node: str
     listen: str = "127.0.0.1"
     port: int = 7710
+    ranks: int = 1
     advertise: str = "127.0.0.1"
     allow_insecure: bool = False
     peers: tuple[PeerAddress, ...] = ()

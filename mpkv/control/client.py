@@ -138,6 +138,7 @@ class Destination:
     def from_initiator(self, message: FromRegistration, now: float) -> None:
         match message:
             case ReadDone():
+                self.initiators.read_done(now)
                 self.pulls.read_done(message.read, now)
             case ReadFailed():
                 self.pulls.read_failed(message.read, message.detail, message.posted, now)

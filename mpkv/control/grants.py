@@ -43,8 +43,8 @@ NOTHING = Granted(b"", [])
 
 
 def pin_groups(ledger: PinTable, groups: tuple[KeyGroup, ...], limit: int) -> Granted:
-    """Pin at most `limit` blocks for `groups`. Keys of one group are expected to differ; a
-    repeated one costs its asker a pin and a slot each time."""
+    """Pin at most `limit` blocks for `groups`, each block once for a group: keys of one group
+    are expected to differ."""
     parts = []
     first = 0
     for group in groups:
@@ -135,8 +135,7 @@ class _Part:
         pinned = len(self.slots) // SLOT
         self.positions = range(pinned)
         missed = keys[pinned * size : (pinned + 1) * size]
-        # A key listed so often that it saturates its own pin count would cut the prefix
-        # short. Looking for any repeated key would cost as much as pinning them all.
+        # A repeated key ends what the ledger pins.
         if missed and keys.find(missed, 0, pinned * size) >= 0:
             self.release()
             positions, unique = _unique(keys, size)

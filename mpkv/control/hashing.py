@@ -72,8 +72,9 @@ class Hashing:
         sys.setswitchinterval(SWITCH_S)
         before = threading.stack_size(STACK_BYTES)
         try:
-            self._thread = threading.Thread(target=self._run, name="hashing", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="hashing", daemon=True)
+            thread.start()
+            self._thread = thread
         finally:
             threading.stack_size(before)
 

@@ -10,9 +10,8 @@ import logging
 import signal
 
 from mpkv.control.client import Destination
-from mpkv.control.limits import memory_used
 from mpkv.errors import HelperFailed
-from mpkv.health import Watch, pid_of
+from mpkv.health import Watch, pid_of, private_memory
 from mpkv.memory import Ledger
 from mpkv.messages import ControlStart
 
@@ -54,7 +53,7 @@ class Health:
     def _check_size(self) -> None:
         """What peers make this process use is gone soon after their connections were dropped,
         so what stays is a leak, and would keep everybody's connections down."""
-        used, bound = memory_used(), self._bounds.control_memory
+        used, bound = private_memory(), self._bounds.control_memory
         self._oversized = self._oversized + 1 if used > bound else 0
         if self._oversized >= self._bounds.looks:
             raise HelperFailed(

@@ -22,6 +22,11 @@ log = logging.getLogger("mpkv.control")
 
 # Registering takes milliseconds, and gives up by itself after seconds.
 REGISTER_S = 15.0
+# READs that go on being done show that a registration does not hang but waits for them; not
+# for ever, though.
+REGISTER_AT_MOST_S = 60.0
+# Between two looks at the time, at least one a second: the machine was paused meanwhile.
+PAUSE_S = 3.0
 # What takes this long has not given up by itself: whoever else waits in NIXL may wait for it.
 GIVES_UP_S = 4.0
 REGISTER_BACKOFF_S = 1.0
@@ -64,7 +69,9 @@ class Registration:
     peer: AddPeer
     address: str
     state: State = State.WANTED
+    # From when on its registration has not got on, and when it began.
     since: float = 0.0
+    sent: float = 0.0
     retry_at: float = 0.0
     detail: str = ""
 
@@ -91,6 +98,7 @@ class Initiators:
         self._adding: Registration | None = None
         self._culprits: dict[str, Culprit] = {}
         self._expected_until = 0.0
+        self._ticked = 0.0
         # AddPeers that this process was sent.
         self._additions = 0
         # AddPeer and RemovePeer that the ring had no room for, in order.
@@ -249,6 +257,12 @@ class Initiators:
         self._answered(instance, now)
         return wanted
 
+    def read_done(self, now: float) -> None:
+        """Whoever registers a peer may have waited for this READ."""
+        adding = self._adding
+        if adding is not None and now < adding.sent + REGISTER_AT_MOST_S:
+            adding.since = now
+
     def read(self, read: Read) -> bool:
         """False if the ring has no room; the READ has not begun then."""
         record = self._encode(read)
@@ -259,7 +273,11 @@ class Initiators:
         """Send what waits; return when to call again at the latest."""
         self._flush()
         due = [now + 0.01] if self._unsent else []
+        paused_s, self._ticked = now - self._ticked, now
         if self._adding is not None:
+            if paused_s > PAUSE_S and self._adding.sent < now - paused_s:
+                self._adding.since += paused_s
+                self._adding.sent += paused_s
             if now - self._adding.since > REGISTER_S:
                 hung, self._adding = self._adding, None
                 detail = f"it hangs in NIXL for {REGISTER_S:g} s"
@@ -276,7 +294,7 @@ class Initiators:
         if wanted:
             # Suspects come last: until it is their turn everybody else is served.
             self._adding = min(wanted, key=lambda registration: self._deaths(registration.address))
-            self._adding.state, self._adding.since = State.ADDING, now
+            self._adding.state, self._adding.since, self._adding.sent = State.ADDING, now, now
             self._additions += 1
             self._send(self._adding.peer)
 

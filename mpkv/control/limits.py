@@ -11,6 +11,7 @@ import resource
 # What libzmq cannot allocate costs one connection if it is a long frame and the process
 # otherwise, so connections are dropped long before.
 PRIVATE_MEMORY = 2 << 30
+STACK = 8 << 20
 DESCRIPTORS = 8192
 MAX_CONNECTIONS = 1024
 MAX_SESSIONS = 1024
@@ -18,8 +19,8 @@ MAX_SESSIONS = 1024
 RESERVED_DESCRIPTORS = 96
 
 _M_MMAP_THRESHOLD = -3
-_PAGE = resource.getpagesize()
-_DATA_FIELD = 5
+# Of glibc's type, or more.
+_PTHREAD_ATTR_BYTES = 256
 
 
 def apply_limits() -> None:
@@ -29,14 +30,14 @@ def apply_limits() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(DESCRIPTORS, hard), hard))
     # Long messages go back to the system as soon as they are freed; by default glibc
     # keeps what is freed once.
-    ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 20)
-
-
-def memory_used() -> int:
-    """Bytes of what the first limit bounds."""
-    with open("/proc/self/statm", "rb") as file:
-        pages = int(file.read().split()[_DATA_FIELD])
-    return pages * _PAGE
+    libc = ctypes.CDLL(None)
+    libc.mallopt(_M_MMAP_THRESHOLD, 1 << 20)
+    # libzmq makes its threads with the default, which is what `ulimit -s` was at the start:
+    # all of a stack counts towards the first limit, used or not.
+    attributes = ctypes.create_string_buffer(_PTHREAD_ATTR_BYTES)
+    libc.pthread_attr_init(attributes)
+    libc.pthread_attr_setstacksize(attributes, ctypes.c_size_t(STACK))
+    libc.pthread_setattr_default_np(attributes)
 
 
 def max_connections() -> int:

@@ -20,12 +20,12 @@ from mpkv.control.engine_link import EngineLink
 from mpkv.control.hashing import Hashing
 from mpkv.control.health import Health
 from mpkv.control.inbound import Inbound
-from mpkv.control.limits import memory_used
 from mpkv.control.names import Names
 from mpkv.control.server import Source
 from mpkv.control.sockets import Outgoing
 from mpkv.control.supervisor_link import InitiatorProcess, SupervisorLink
 from mpkv.errors import SegmentRefused
+from mpkv.health import private_memory
 from mpkv.memory import Consumer, Ledger, Ring
 from mpkv.messages import ControlStart, FromRegistration, TargetReady, ToControl
 from mpkv.trace import open_trace
@@ -195,7 +195,7 @@ class ControlPlane:
         if now < self._memory_at:
             return
         self._memory_at = now + MEMORY_S
-        if memory_used() <= self._start.bounds.control_memory:
+        if private_memory() <= self._start.bounds.control_memory:
             self._inbound_dropped = False
             return
         self._counters.add("floods_cut")

@@ -17,6 +17,9 @@ from mpkv.engine.open_pull import SLOT_BYTES, OpenPull, as_message
 from mpkv.engine.supervisor import Supervisor
 from mpkv.messages import KeyGroup
 
+# How long after its pull's deadline a request may still come: a step takes as long as it takes.
+LATE_S = 10.0
+
 
 class EarlyPulls:
     """`begin` is the input thread's, all else is the scheduler thread's. What
@@ -38,6 +41,11 @@ class EarlyPulls:
         self._encode = msgspec.msgpack.Encoder().encode
 
     # --- the input thread ------------------------------------------------------------
+
+    def has(self, request: str) -> bool:
+        """Whether a pull has begun for `request` that is not claimed; asked in the order in
+        which it moves."""
+        return any(pull.request == request for pull in [*self._begun]) or request in self._unclaimed
 
     def begin(
         self,
@@ -93,9 +101,11 @@ class EarlyPulls:
     def begun(self) -> Iterator[OpenPull]:
         """Pulls that have begun since the last time, in order."""
         while self._begun:
-            pull = self._begun.popleft()
+            pull = self._begun[0]
             self._newest = pull.number
+            # Never in neither, see `has`.
             self._unclaimed[pull.request] = pull
+            self._begun.popleft()
             yield pull
 
     def unsent(self) -> Iterator[OpenPull]:
@@ -103,14 +113,18 @@ class EarlyPulls:
         while self._unsent and self._unsent[0].number <= self._newest:
             yield self._unsent.popleft()
 
-    def claim(self, request: str) -> OpenPull | None:
-        """The scheduler has heard of the request: its pull, if one has begun."""
-        return self._unclaimed.pop(request, None)
+    def unclaimed(self, request: str) -> OpenPull | None:
+        """The pull that has begun for `request`."""
+        return self._unclaimed.get(request)
+
+    def forget(self, request: str) -> None:
+        """The scheduler has heard of `request`."""
+        del self._unclaimed[request]
 
     def abandoned(self, now: float) -> Iterator[OpenPull]:
         """Pulls whose request should have come long ago: vLLM has rejected it meanwhile."""
         while self._unclaimed:
             pull = next(iter(self._unclaimed.values()))
-            if now < pull.deadline:
+            if now < pull.deadline + LATE_S:
                 return
             yield self._unclaimed.pop(pull.request)

@@ -38,7 +38,7 @@ def listen(listener: Listener) -> None:
         )
         return
     _listeners.add(listener)
-    if not hasattr(method, "__wrapped__"):
+    if not hasattr(method, "tells_mpkv"):
         EngineCore.preprocess_add_request = _telling(method)
 
 
@@ -53,4 +53,5 @@ def _telling(method: Any) -> Any:
                 log.exception("no early pull for request %s", request.request_id)
         return answer
 
+    preprocess_add_request.tells_mpkv = True  # type: ignore[attr-defined]
     return preprocess_add_request

@@ -35,7 +35,7 @@ from mpkv.engine.source import addresses
 from mpkv.engine.supervisor import Supervisor
 from mpkv.memory import FILLING, MISS_SLOT, Ledger, block_ids
 from mpkv.messages import Compatibility, MissReason, Tier
-from mpkv.settings import EngineSettings
+from mpkv.settings import EngineSettings, PeerAddress
 from mpkv.trace import Trace, open_trace
 
 # A store that has not completed by then will not hold up other requests any longer.
@@ -57,7 +57,8 @@ class MpkvManager(OffloadingManager):
     ) -> None:
         """Nothing is opened before `start`; `info` is what `config_info` reports."""
         self.settings = settings
-        self._sources = addresses(settings.peers)
+        itself = PeerAddress(settings.node, settings.advertise, settings.port, settings.ranks)
+        self._sources = addresses((*settings.peers, itself)) if settings.peers else frozenset()
         self._engine_id = engine_id
         self._rank = rank
         self._blocks = blocks

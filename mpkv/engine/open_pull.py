@@ -37,6 +37,8 @@ class OpenPull:
     generation: int = 0
     # The request no longer waits: it ended, gave up at its deadline, or never will.
     settled: bool = False
+    # It was settled without blocks.
+    missed: bool = False
 
 
 def as_message(pull: OpenPull) -> Pull:

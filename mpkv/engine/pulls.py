@@ -17,6 +17,7 @@ from mpkv.engine.claims import Claims
 from mpkv.engine.early import EarlyPulls
 from mpkv.engine.fit import KeyPicker, fit, slots_of
 from mpkv.engine.open_pull import SLOT_BYTES, OpenPull, PullMeter, as_message
+from mpkv.engine.overdue import Overdue
 from mpkv.engine.supervisor import Link, Supervisor
 from mpkv.errors import SegmentRefused
 from mpkv.memory import LANDING, PUBLISHED, Ledger
@@ -35,10 +36,6 @@ log = logging.getLogger("mpkv.engine")
 
 # Records taken per call, so that one call stays short however much has piled up.
 RECORDS_PER_CALL = 64
-# How long after its deadline a pull without an answer means a control plane that hangs.
-OVERDUE_S = 2.0
-# What a machine with much else to do may need to start one.
-START_S = 30.0
 
 
 class PullBook:
@@ -67,6 +64,7 @@ class PullBook:
         self.early = EarlyPulls(supervisor, stock, ledger.key_size, deadline_s)
         # The last generation whose processes are known to be reaped.
         self._ended = 0
+        self._overdue = Overdue()
         self._numbers = itertools.count(1)
         self._open: dict[int, OpenPull] = {}
         self._held: dict[int, OpenPull] = {}
@@ -76,6 +74,7 @@ class PullBook:
         self._picker = KeyPicker(ledger.key_size)
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(ToEngine).decode
+        self._restock()
 
     # --- for the connector -----------------------------------------------------------
 
@@ -84,16 +83,25 @@ class PullBook:
 
         Touches nothing that is the scheduler thread's.
         """
+        if self.early.has(request) or request in self._by_request:
+            return False
         number = next(self._numbers)
         return self.early.begin(number, request, peer, groups, present, self._ledger.epoch)
 
     def claim(self, request: str) -> bool:
-        """The request has come; False if no pull has begun for it before."""
+        """The request has come; False if no pull has begun for it before, or that brought
+        nothing: then there is time for another."""
         self._take_early()
-        pull = self.early.claim(request)
+        pull = self.early.unclaimed(request)
         if pull is None:
             return False
         self._by_request[request] = pull
+        self.early.forget(request)
+        self.drain()
+        if pull.missed:
+            del self._by_request[request]
+            self.looked_up(request)
+            return False
         self._trace("pull_claimed", pull=pull.number, request=request, started=pull.started)
         return True
 
@@ -183,9 +191,13 @@ class PullBook:
                 self._distrust(link.generation, f"its ring is impossible: {error}")
                 return
             if record is None:
-                break
+                # Only now: an answer that has come and was not read is not overdue.
+                self._abandon()
+                oldest = next(iter(self._open.values()), None)
+                if self._overdue.look(oldest, link, time.monotonic()):
+                    self._distrust(link.generation, "a pull is long overdue")
+                return
             self._take(link, record)
-        self._distrust_if_overdue(link)
 
     def start_waiting(self) -> None:
         """Send the pulls that wait their turn, in order, as far as there is room."""
@@ -213,9 +225,9 @@ class PullBook:
 
     def _restock(self) -> None:
         """Only what is not claimed: requests that wait for room come first."""
-        missing = self.early.missing()
-        if missing and self.claims.fits(missing):
-            allocated = self._ledger.allocate(missing, LANDING)
+        wanted = min(self.early.missing(), self.claims.most - self.claims.taken)
+        if wanted > 0:
+            allocated = self._ledger.allocate(wanted, LANDING)
             if allocated is not None:
                 slots, evicted = allocated
                 self.early.restock(slots)
@@ -249,6 +261,9 @@ class PullBook:
         for pull in self.early.unsent():
             if self._open.pop(pull.number, None) is not None:
                 self._drop(pull, MissReason.QUEUE_FULL, "the ring to the control plane is full")
+
+    def _abandon(self) -> None:
+        """End pulls whose requests never came."""
         for pull in self.early.abandoned(time.monotonic()):
             self._by_request[pull.request] = pull
             self.finished(pull.request)
@@ -274,7 +289,7 @@ class PullBook:
 
     def _settle(self, pull: OpenPull, reason: MissReason, detail: str) -> None:
         """Answer the request with a miss; its slots are a matter of their own."""
-        pull.settled = True
+        pull.settled = pull.missed = True
         self._meter.missed(pull.peer, reason, detail)
         self._meter.lookup_ended(time.monotonic() - pull.started)
         self._trace("pull_missed", pull=pull.number, request=pull.request, reason=reason.value)
@@ -291,15 +306,6 @@ class PullBook:
             for pull in [p for p in book.values() if p.generation == generation]:
                 del book[pull.number]
                 self._drop(pull, MissReason.HELPERS_DOWN, "the helpers died")
-
-    def _distrust_if_overdue(self, link: Link) -> None:
-        """A control plane that lives answers every pull by its deadline."""
-        for pull in self._open.values():
-            # Only the oldest: the others are younger, or will be the oldest soon.
-            due = max(pull.deadline, link.since + START_S)
-            if time.monotonic() > due + OVERDUE_S:
-                self._distrust(link.generation, f"pull {pull.number} is long overdue")
-            return
 
     def _distrust(self, generation: int, why: str) -> None:
         log.error("the control plane is replaced: %s", why)

@@ -1,6 +1,7 @@
 """Which peer a request names as the source of its KV cache."""
 
 import logging
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,7 +34,7 @@ def find_source(params: dict[str, Any] | None) -> str | None:
     named = params.get("remote_kv_source") if params else None
     host = named.get("remote_host") if isinstance(named, dict) else None
     port = named.get("remote_port") if isinstance(named, dict) else None
-    if isinstance(port, str) and port.isascii() and port.isdigit():
+    if isinstance(port, str) and re.fullmatch("[0-9]{1,5}", port):
         port = int(port)
     if (
         not isinstance(host, str)

@@ -243,7 +243,13 @@ class Supervisor:
             undo.callback(ours.close)
             with theirs:
                 control = self._spawn_control(
-                    instance, target, theirs, (from_engine, early), to_engine, from_target
+                    # Early pulls first: what cancels them comes by the other ring.
+                    instance,
+                    target,
+                    theirs,
+                    (early, from_engine),
+                    to_engine,
+                    from_target,
                 )
             undo.callback(control.reap)
             link = Link(

@@ -108,7 +108,7 @@ class Reads:
 
     def poll(self) -> list[Ended]:
         """Look at every open READ once; return those that ended since the last time."""
-        if self._open:
+        if any(self._load):
             for lane in self._lanes:
                 lane.poll()
             self._collect()

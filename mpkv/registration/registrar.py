@@ -68,6 +68,7 @@ class Registrar:
     def _register(self, wanted: Registration) -> Registered:
         tiers: list[int] = []
         problem = ""
+        until = time.monotonic() + WARMING_DEADLINE_S
         try:
             for agent, scratch in zip(self._agents, self._scratch, strict=True):
                 if wanted.replaces is not None:
@@ -84,7 +85,7 @@ class Registrar:
                     )
                 )
                 agent.connect(wanted.agent)
-                problem = _warm(agent, scratch, wanted)
+                problem = _warm(agent, scratch, wanted, until)
                 if problem:
                     break
         except Exception as error:
@@ -92,18 +93,17 @@ class Registrar:
         return Registered(wanted.instance, tuple(tiers), problem)
 
 
-def _warm(agent: Agent, scratch: int, peer: Registration) -> str:
+def _warm(agent: Agent, scratch: int, peer: Registration, until: float) -> str:
     """One small READ pays for the connection, so that the first pull does not. Returns why it
     failed, or ""."""
     read = agent.make_small_read(
         peer.agent, scratch, peer.base, min(mmap.PAGESIZE, peer.block_bytes)
     )
-    until = time.monotonic() + WARMING_DEADLINE_S
     try:
         done = agent.post(read)
         while not done:
             if time.monotonic() > until:
-                return f"a first READ of one page did not end within {WARMING_DEADLINE_S:.0f} s"
+                return f"first READs of one page did not end within {WARMING_DEADLINE_S:.0f} s"
             time.sleep(_WARMING_PAUSE_S)
             done = agent.poll(read)
     finally:

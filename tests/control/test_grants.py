@@ -123,10 +123,20 @@ def test_one_key_seventy_thousand_times(tier: Tier) -> None:
     tier.store([key])
     assert grant(tier, full([key] * 70_000)) == [0]
     assert grant(tier, windowed([key] * 70_000, 70_000)) == [0]
-    assert grant(tier, full([key] * 3)) == [0, 1, 2]
+    assert grant(tier, full([key] * 3)) == [0]
     following = keys("b", 2)
     tier.store(following)
     assert grant(tier, full([key] * 70_000 + following)) == [0, 70_000, 70_001]
+
+
+def test_who_lists_a_key_thousands_of_times_pins_it_once(tier: Tier) -> None:
+    shared, other = keys("a", 2)
+    tier.store([shared, other])
+    before = tier.pins()
+    wanted = [other, *[shared] * 4000]
+    granted = pin_groups(tier.control, (full(wanted),), ALL)
+    assert indexes(granted) == [0, 1]
+    assert tier.pins() == before + 2
 
 
 def test_a_saturated_pin_is_a_miss(tier: Tier) -> None:

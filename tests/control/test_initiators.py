@@ -9,6 +9,7 @@ from mpkv.control.initiators import (
     CULPRIT_BACKOFF_S,
     GIVES_UP_S,
     MOST_FORGOTTEN,
+    REGISTER_AT_MOST_S,
     REGISTER_BACKOFF_S,
     REGISTER_S,
     Initiators,
@@ -119,6 +120,9 @@ def test_the_peer_in_which_an_initiator_hangs_does_not_hang_the_next(
     assert initiators.added("a", 1.0)
     assert initiators.tick(2.0) == 1.0 + REGISTER_S
     hung_at = 1.1 + REGISTER_S
+    for second in range(3, int(hung_at) + 1):
+        initiators.tick(float(second))
+        assert not process.killed
     initiators.tick(hung_at)
     assert process.killed
     assert not initiators.usable
@@ -132,6 +136,34 @@ def test_the_peer_in_which_an_initiator_hangs_does_not_hang_the_next(
     # Later somebody may try once more.
     initiators.registration("b", hung_at + CULPRIT_BACKOFF_S)
     assert successor.added() == ["a", "c", "b"]
+
+
+def test_a_pause_of_the_machine_is_no_hang(initiators: Initiators) -> None:
+    process = Process()
+    initiators.adopt(process, 0.0)
+    initiators.ready(0.0)
+    add(initiators, "a")
+    initiators.tick(1.0)
+    initiators.tick(1.0 + 2 * REGISTER_S)
+    assert not process.killed
+    for second in range(1, int(REGISTER_S) + 1):
+        initiators.tick(1.0 + 2 * REGISTER_S + second)
+    assert process.killed, "but it hangs all the same"
+
+
+def test_a_registration_behind_reads_that_go_on_is_no_hang(initiators: Initiators) -> None:
+    process = Process()
+    initiators.adopt(process, 0.0)
+    initiators.ready(0.0)
+    add(initiators, "a")
+    for second in range(1, int(REGISTER_AT_MOST_S)):
+        initiators.read_done(float(second))
+        initiators.tick(float(second))
+    assert not process.killed
+    for second in range(int(REGISTER_AT_MOST_S), int(REGISTER_AT_MOST_S + REGISTER_S) + 2):
+        initiators.read_done(float(second))
+        initiators.tick(float(second))
+    assert process.killed, "not for ever"
 
 
 def test_the_peer_of_which_initiators_die_is_tried_last_and_then_left_alone(

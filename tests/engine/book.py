@@ -75,8 +75,10 @@ class PlayedSupervisor:
 
 
 class Book:
-    def __init__(self, deadline_s: float = 60.0, head_start: float = 0.0) -> None:
-        self.ledger = Ledger.create(BLOCKS, KEY_SIZE)
+    def __init__(
+        self, deadline_s: float = 60.0, head_start: float = 0.0, blocks: int = BLOCKS
+    ) -> None:
+        self.ledger = Ledger.create(blocks, KEY_SIZE)
         self.supervisor = PlayedSupervisor()
         self.meter = RecordingMeter()
         self.changes: list[tuple[bytes, bytes]] = []

@@ -105,7 +105,7 @@ def test_a_failure_is_a_miss_and_its_slots_come_back() -> None:
     begin(book.pulls, "r", make_keys("k", 5))
     pull = book.supervisor.next_pull(early=True)
     book.supervisor.say(PullFailed(pull.pull, MissReason.NOT_HELD, "", False))
-    assert book.pulls.claim("r")
+    assert not book.pulls.claim("r")
     book.pulls.drain()
     assert not book.pulls.pending("r")
     assert book.meter.misses == {MissReason.NOT_HELD: 1}
@@ -121,7 +121,7 @@ def test_helpers_that_die_take_it_with_them(drained: bool) -> None:
         book.pulls.drain()
     book.supervisor.next_generation()
     book.pulls.drain()
-    assert book.pulls.claim("r")
+    assert not book.pulls.claim("r")
     assert not book.pulls.pending("r")
     assert book.meter.misses == {MissReason.HELPERS_DOWN: 1}
     book.pulls.start_waiting()
@@ -137,7 +137,7 @@ def test_one_that_was_sent_to_helpers_already_reaped_ends_too() -> None:
     book.supervisor.link, new = old, book.supervisor.link
     begin(book.pulls, "r", make_keys("k", 5))
     book.supervisor.link = new
-    assert book.pulls.claim("r")
+    assert not book.pulls.claim("r")
     assert not book.pulls.pending("r")
     assert book.meter.misses == {MissReason.HELPERS_DOWN: 1}
     book.pulls.start_waiting()
@@ -153,15 +153,69 @@ def test_a_full_ring_is_a_miss() -> None:
     while link.to_control_early.push(bytes(8)):
         pass
     assert begin(book.pulls, "r", make_keys("k", 5))
-    assert book.pulls.claim("r")
+    assert not book.pulls.claim("r")
     assert not book.pulls.pending("r")
     assert book.meter.misses == {MissReason.QUEUE_FULL: 1}
     book.pulls.start_waiting()
     assert held(book) == (STOCK, 0)
 
 
+def test_another_pull_begins_where_the_early_one_brought_nothing() -> None:
+    book = stocked()
+    keys = make_keys("k", 5)
+    begin(book.pulls, "r", keys)
+    pull = book.supervisor.next_pull(early=True)
+    book.supervisor.say(PullFailed(pull.pull, MissReason.NOT_HELD, "", False))
+    assert not book.pulls.claim("r")
+    book.start("r", keys)
+    assert book.pulls.pending("r")
+    book.supervisor.say_pulled(book.supervisor.next_pull(), 5)
+    book.pulls.drain()
+    assert book.hits(keys) == 5
+    book.pulls.finished("r")
+    assert held(book) == (STOCK, 0)
+    assert book.pulls.claims.taken == 0
+
+
+def test_what_has_come_counts_however_late_its_request_is_heard_of() -> None:
+    book = stocked(deadline_s=0.05)
+    keys = make_keys("k", 5)
+    begin(book.pulls, "r", keys)
+    book.supervisor.say_pulled(book.supervisor.next_pull(early=True), 5)
+    until = time.monotonic() + 0.1
+    while time.monotonic() < until:
+        pass
+    assert book.pulls.claim("r")
+    assert not book.pulls.pending("r")
+    assert book.hits(keys) == 5
+    assert not book.meter.misses
+
+
+def test_one_id_has_one_pull() -> None:
+    book = stocked()
+    first, second = make_keys("a", 3), make_keys("b", 3)
+    assert begin(book.pulls, "r", first)
+    assert not begin(book.pulls, "r", second)
+    assert book.pulls.claim("r")
+    assert not begin(book.pulls, "r", second)
+    book.supervisor.say_pulled(book.supervisor.next_pull(early=True), 3)
+    book.pulls.drain()
+    book.pulls.finished("r")
+    book.pulls.start_waiting()
+    assert held(book) == (STOCK, 0)
+    assert book.pulls.claims.taken == 0
+
+
+def test_the_stock_is_there_from_the_start() -> None:
+    book = Book(head_start=0.125)
+    assert begin(book.pulls, "r", make_keys("k", STOCK))
+
+
 @pytest.mark.parametrize("answered", [False, True])
-def test_a_request_that_never_comes_holds_nothing_for_long(answered: bool) -> None:
+def test_a_request_that_never_comes_holds_nothing_for_long(
+    answered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mpkv.engine.early.LATE_S", 0.0)
     book = stocked(deadline_s=0.2)
     begin(book.pulls, "r", make_keys("k", 5))
     pull = book.supervisor.next_pull(early=True)
@@ -190,7 +244,7 @@ def test_a_reset_in_between_makes_it_a_miss() -> None:
     book.ledger.set_epoch(book.ledger.epoch + 1)
     book.pulls.cache_reset()
     book.supervisor.say_pulled(book.supervisor.next_pull(early=True), 5)
-    assert book.pulls.claim("r")
+    assert not book.pulls.claim("r")
     book.pulls.drain()
     assert not book.pulls.pending("r")
     assert book.hits(keys) == 0
@@ -225,7 +279,11 @@ def test_both_threads_at_once_lose_nothing() -> None:
     """Real helpers; the input thread begins pulls as fast as the stock allows, meanwhile the
     scheduler's takes them in, and some requests never come."""
     requests = 600
-    with StandIn("source") as source, StandIn("early", head_start=0.125, deadline_s=5.0) as engine:
+    # A source hands out a quarter of its tier at a time.
+    with (
+        StandIn("source", blocks=1024) as source,
+        StandIn("early", head_start=0.125, deadline_s=5.0) as engine,
+    ):
         keys = make_keys("k", 64)
         source.store(keys)
         engine.pull_until(source, keys[:1])

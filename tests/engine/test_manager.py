@@ -22,7 +22,7 @@ from mpkv.engine.region import region_path
 from mpkv.errors import SegmentRefused
 from mpkv.memory import Ledger
 from mpkv.messages import KeyGroup
-from mpkv.settings import EngineSettings
+from mpkv.settings import EngineSettings, PeerAddress
 from tests.support.leftovers import Leftovers
 from tests.support.standin import COMPATIBILITY, StandIn, free_port, make_keys
 
@@ -232,3 +232,21 @@ def test_a_missing_region_is_said_clearly() -> None:
     with pytest.raises(SegmentRefused, match=r"mpkv-test-none.*does not support engines that span"):
         manager.start(COMPATIBILITY)
     manager.shutdown()
+
+
+def test_sources_are_the_nodes_of_the_cluster_file_and_the_own_ranks() -> None:
+    settings = EngineSettings(
+        node="a",
+        advertise="10.0.0.1",
+        ranks=2,
+        peers=(PeerAddress("b", "10.0.0.2", 7710, ranks=2),),
+    )
+
+    def may_pull_from(source: str, settings: EngineSettings = settings) -> bool:
+        return MpkvManager(settings, "any", 0, BLOCKS, BLOCK_BYTES, False).may_pull_from(source)
+
+    assert may_pull_from("10.0.0.2:7711")
+    assert may_pull_from("10.0.0.1:7711")
+    assert not may_pull_from("10.0.0.1:7712")
+    assert not may_pull_from("10.0.0.3:7710")
+    assert may_pull_from("10.0.0.3:7710", EngineSettings(node="alone"))

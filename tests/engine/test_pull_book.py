@@ -1,11 +1,13 @@
 """What the scheduler's side of a pull believes."""
 
 import struct
+import time
 from collections.abc import Callable
 
 import msgspec
 import pytest
 
+from mpkv.engine.pulls import RECORDS_PER_CALL
 from mpkv.memory import FILLING
 from mpkv.messages import (
     CancelPull,
@@ -133,14 +135,17 @@ def test_a_record_that_cannot_be_read_ends_its_generation(book: Book) -> None:
 def test_a_control_plane_that_owes_an_answer_for_too_long_is_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("mpkv.engine.pulls.OVERDUE_S", 0.0)
+    monkeypatch.setattr("mpkv.engine.overdue.OVERDUE_S", 0.0)
+    monkeypatch.setattr("mpkv.engine.overdue.AGAIN_S", 0.0)
     book = Book(deadline_s=0.001)
     book.start("r", make_keys("k", 3))
     while book.pulls.pending("r"):
         pass
     book.pulls.drain()
     assert book.supervisor.distrusted == [], "it may still be starting"
-    monkeypatch.setattr("mpkv.engine.pulls.START_S", 0.0)
+    monkeypatch.setattr("mpkv.engine.overdue.START_S", 0.0)
+    book.pulls.drain()
+    assert book.supervisor.distrusted == [], "the machine may have been paused"
     book.pulls.drain()
     assert book.supervisor.distrusted == [1]
     # Until its processes are reaped a READ may still write these.
@@ -148,6 +153,22 @@ def test_a_control_plane_that_owes_an_answer_for_too_long_is_replaced(
     book.supervisor.next_generation()
     book.pulls.drain()
     assert book.ledger.counts()["free"] == BLOCKS
+
+
+def test_answers_that_nobody_has_read_are_not_overdue(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OVERDUE_S", "AGAIN_S", "START_S"):
+        monkeypatch.setattr(f"mpkv.engine.overdue.{name}", 0.0)
+    book = Book(deadline_s=0.001, blocks=8 * RECORDS_PER_CALL)
+    for number in range(RECORDS_PER_CALL + 5):
+        book.start(f"r{number}", make_keys(f"k{number}", 1))
+        book.pulls.finished(f"r{number}")
+        pull = book.supervisor.next_pull()
+        assert book.supervisor.pulls.pop() is not None, "it was not cancelled"
+        book.supervisor.say(PullFailed(pull.pull, MissReason.ABORTED, "", False))
+    time.sleep(0.002)
+    while not book.pulls.idle():
+        book.pulls.drain()
+    assert book.supervisor.distrusted == []
 
 
 def test_a_reset_settles_a_pull_whose_answer_is_still_in_the_ring(book: Book) -> None:

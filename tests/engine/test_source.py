@@ -36,7 +36,7 @@ def test_no_source_asked_for(absent: Any, caplog: pytest.LogCaptureFixture) -> N
     [
         ("", 7710), (None, 7710), (7, 7710), ("a" * 254, 7710), ("a b", 7710), ("é", 7710),
         ("tcp://x", 7710), ("h", 0), ("h", 65536), ("h", True), ("h", 7710.0), ("h", "7710x"),
-        ("h", None), ("h", "-1"),
+        ("h", None), ("h", "-1"), ("h", "7" * 5000),
     ],
 )  # fmt: skip
 def test_a_malformed_source_is_none_and_said(

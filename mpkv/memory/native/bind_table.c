@@ -107,10 +107,45 @@ PyObject *ledger_pin_many(PyObject *object, PyObject *keys)
     return batch(object, keys, sizeof(uint64_t), pin_each, &done);
 }
 
+/* How many leading slots name different blocks; the others are unpinned. Pins of one block are
+ * few: whoever lists a key thousands of times must not use them up for everybody. */
+static Py_ssize_t keep_different(const struct ledger *ledger, const char *slots, Py_ssize_t count,
+                                 unsigned char *seen)
+{
+    Py_ssize_t kept = 0;
+    /* Without memory to tell which are different, none is kept. */
+    bool repeated = seen == NULL;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        uint64_t slot;
+        memcpy(&slot, slots + i * (Py_ssize_t)sizeof slot, sizeof slot);
+        uint32_t block = slot_block(slot);
+        repeated = repeated || (seen[block / 8] >> block % 8 & 1);
+        if (repeated) {
+            (void)table_unpin(ledger, slot);
+        } else {
+            seen[block / 8] |= (unsigned char)(1u << block % 8);
+            kept++;
+        }
+    }
+    return kept;
+}
+
 PyObject *ledger_pin_prefix(PyObject *object, PyObject *keys)
 {
     Py_ssize_t done;
-    return batch(object, keys, sizeof(uint64_t), pin_while_held, &done);
+    PyObject *slots = batch(object, keys, sizeof(uint64_t), pin_while_held, &done);
+    if (slots == NULL)
+        return NULL;
+    const struct ledger *ledger = &((struct ledger_object *)object)->ledger;
+    unsigned char *seen = PyMem_Calloc(ledger->blocks / 8 + 1, 1);
+    Py_ssize_t kept = keep_different(ledger, PyBytes_AsString(slots), done, seen);
+    PyMem_Free(seen);
+    if (kept == done)
+        return slots;
+    PyObject *shorter =
+        PyBytes_FromStringAndSize(PyBytes_AsString(slots), kept * (Py_ssize_t)sizeof(uint64_t));
+    Py_DECREF(slots);
+    return shorter;
 }
 
 PyObject *ledger_contains_many(PyObject *object, PyObject *keys)
