@@ -247,7 +247,7 @@ def _check_values(cluster: Cluster) -> None:
             path,
             "[pull] integrity",
             f'expected "off", "sampled" or "full", found "{cluster.pull.integrity}"; '
-            'leave it out for "off"',
+            'write "full" to check every block',
         )
     if not cluster.nixl.backends:
         refuse(path, "[nixl] backends", 'expected NIXL backends, found none; write ["UCX"]')

@@ -46,7 +46,7 @@ def serve_command(
     _refuse_own_flags(f'{cluster.path}: [[node]] "{node.name}" vllm_args', node.vllm_args)
     _refuse_own_flags("the arguments after --", extra_args)
     model = cluster.model()
-    argv = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model]
+    argv = [sys.executable, "-P", "-m", "vllm.entrypoints.cli.main", "serve", model]
     if cluster.vllm.revision and not Path(model).is_absolute():
         argv += ["--revision", cluster.vllm.revision]
     if node.http_port:

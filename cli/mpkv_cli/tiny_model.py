@@ -11,6 +11,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
+# The folder's name, where the demo makes it.
+TINY_MODEL = "tiny-llama"
 HIDDEN, INTERMEDIATE, LAYERS = 512, 1024, 4
 HEADS, KV_HEADS, HEAD_DIM = 8, 2, 64
 MAX_TOKENS = 32768

@@ -40,6 +40,8 @@ from mpkv.trace import Trace, open_trace
 
 # A store that has not completed by then will not hold up other requests any longer.
 FILL_WAIT_S = 1.0
+# In a log line.
+SHOWN_SOURCES = 8
 
 
 class MpkvManager(OffloadingManager):
@@ -109,7 +111,8 @@ class MpkvManager(OffloadingManager):
 
     def refuse_source(self, source: str) -> None:
         # One label for all: a request could name as many as it likes.
-        detail = f"{source} is no node of the cluster file"
+        known = ", ".join(sorted(self._sources)[:SHOWN_SOURCES])
+        detail = f"{source} is no node of the cluster file, which has {known}"
         self._meter.missed("unlisted", MissReason.REFUSED, detail)
 
     # --- lookups and loads -----------------------------------------------------------

@@ -135,7 +135,7 @@ def test_listening_and_advertised_addresses_are_two_settings(tmp_path: Path) -> 
             "[tier]",
             '[pull]\nintegrity = "always"\n[tier]',
             '[pull] integrity: expected "off", "sampled" or "full", found "always"; '
-            'leave it out for "off".',
+            'write "full" to check every block.',
         ),
         (
             "[tier]",

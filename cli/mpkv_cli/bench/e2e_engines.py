@@ -16,7 +16,7 @@ from mpkv.errors import HelperFailed
 from mpkv_cli.bench.standin import free_port
 from mpkv_cli.demo.replica import Replica
 from mpkv_cli.serve import ServeCommand, kv_transfer_config, serve_command
-from mpkv_cli.tiny_model import make_tiny_model
+from mpkv_cli.tiny_model import TINY_MODEL, make_tiny_model
 
 MPKV = "mpkv"
 
@@ -90,7 +90,7 @@ class Engine(Replica):
 def make_pair(system: str, output: Path, trace_dir: str) -> Pair:
     """Engines that are not started yet; logs, cluster file and model are under `output`."""
     output.mkdir(parents=True, exist_ok=True)
-    model = (output / "tiny-llama").resolve()
+    model = (output / TINY_MODEL).resolve()
     make_tiny_model(model)
     file = output / f"e2e-{system}.toml"
     nodes = (("a", SOURCE_STEP_TOKENS), ("b", DESTINATION_STEP_TOKENS))

@@ -41,7 +41,7 @@ def run_all(
 
 def _run(benchmark: str, output: Path, quick: bool) -> dict[str, Any] | None:
     """Its JSON; None if it failed, which it has explained on stderr."""
-    command = [sys.executable, "-m", "mpkv_cli.main", "bench", benchmark, "--json"]
+    command = [sys.executable, "-P", "-m", "mpkv_cli.main", "bench", benchmark, "--json"]
     command += ["--plot", str(output / f"{benchmark}.png"), *(["--quick"] if quick else [])]
     finished = subprocess.run(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=BENCHMARK_S

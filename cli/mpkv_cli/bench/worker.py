@@ -36,7 +36,7 @@ class Worker:
         # Closed with the worker.
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self._popen = subprocess.Popen(
-            [sys.executable, "-m", f"mpkv_cli.bench.workers.{module}"],
+            [sys.executable, "-P", "-m", f"mpkv_cli.bench.workers.{module}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

@@ -43,7 +43,7 @@ class Replica:
 
     def start(self) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "mpkv_cli.main", "launch", self._config]
+        command = [sys.executable, "-P", "-m", "mpkv_cli.main", "launch", self._config]
         with self.log.open("wb") as output:
             self._process = subprocess.Popen(
                 [*command, "--node", self.name],

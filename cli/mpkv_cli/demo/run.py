@@ -12,7 +12,7 @@ from mpkv.errors import ConfigRefused, HelperFailed
 from mpkv_cli.demo.measure import PROMPT_TOKENS, Sample, measure, warm_up
 from mpkv_cli.demo.replica import Replica, stopped_at_exit, wait_healthy
 from mpkv_cli.demo.report import Result, describe
-from mpkv_cli.tiny_model import make_tiny_model
+from mpkv_cli.tiny_model import TINY_MODEL, make_tiny_model
 
 REPEATS = 3
 # Two servers on two cores take about a minute.
@@ -37,8 +37,10 @@ def run_demo(config: str, output: Path) -> None:
         click.echo(f"[{time.monotonic() - started:4.0f} s] {text}")
 
     output.mkdir(parents=True, exist_ok=True)
-    if names_a_path(cluster.vllm.model):
-        make_tiny_model(Path(cluster.model()))
+    model = Path(cluster.model())
+    # Never in a folder that somebody else may have meant.
+    if names_a_path(cluster.vllm.model) and model.name == TINY_MODEL:
+        make_tiny_model(model)
     with stopped_at_exit([a, b], progress):
         progress(f"starting replicas {a.name} and {b.name}, about a minute; logs: {a.log}, {b.log}")
         for replica in (a, b):
