@@ -92,3 +92,18 @@ def test_a_revision_reaches_vllm_and_the_peers(tmp_path: Path) -> None:
     words = rendered(config)
     assert words[words.index("--revision") + 1] == "abc"
     assert transfer_config(words)["kv_connector_extra_config"]["mpkv"]["revision"] == "abc"
+
+
+def test_a_folder_named_mpkv_does_not_hide_the_package(tmp_path: Path) -> None:
+    (tmp_path / "mpkv").mkdir()
+    words = rendered(SHIPPED[0][0], "--node", "a")
+    python = words[: words.index("-m")]
+    # Assignments come first, as a shell takes them.
+    done = subprocess.run(
+        ["env", *python, "-c", "import mpkv; print(mpkv.__version__)"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
