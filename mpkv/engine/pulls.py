@@ -91,17 +91,16 @@ class PullBook:
     def claim(self, request: str) -> bool:
         """The request has come; False if no pull has begun for it before, or that brought
         nothing: then there is time for another."""
-        self._take_early()
+        self.drain()
         pull = self.early.unclaimed(request)
         if pull is None:
             return False
-        self._by_request[request] = pull
-        self.early.forget(request)
-        self.drain()
         if pull.missed:
-            del self._by_request[request]
+            self.early.forget(request)
             self.looked_up(request)
             return False
+        self._by_request[request] = pull
+        self.early.forget(request)
         self._trace("pull_claimed", pull=pull.number, request=request, started=pull.started)
         return True
 
@@ -290,8 +289,10 @@ class PullBook:
     def _settle(self, pull: OpenPull, reason: MissReason, detail: str) -> None:
         """Answer the request with a miss; its slots are a matter of their own."""
         pull.settled = pull.missed = True
-        self._meter.missed(pull.peer, reason, detail)
-        self._meter.lookup_ended(time.monotonic() - pull.started)
+        # What nobody has claimed cost no request anything: it pulls once more.
+        if self.early.unclaimed(pull.request) is not pull:
+            self._meter.missed(pull.peer, reason, detail)
+            self._meter.lookup_ended(time.monotonic() - pull.started)
         self._trace("pull_missed", pull=pull.number, request=pull.request, reason=reason.value)
 
     def _release(self, pull: OpenPull) -> None:

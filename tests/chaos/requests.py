@@ -126,9 +126,10 @@ class Requests:
             begun = arriving.begun.result()
             if begun and request.on_end is None and self._choices.random() < REJECTED:
                 continue
-            if self._engine.pulls.claim(request.name) != begun:
-                self._tell(Endless(f"request {request.name} lost what had begun for it"))
-            if not begun:
+            claimed = self._engine.pulls.claim(request.name)
+            if claimed and not begun:
+                self._tell(Endless(f"request {request.name} claimed what had not begun"))
+            if not claimed:
                 arriving.begin()
             self._open.append(request)
 
