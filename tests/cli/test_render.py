@@ -70,7 +70,7 @@ def test_the_shell_reads_awkward_arguments_unchanged(tmp_path: Path) -> None:
     config = write_config(tmp_path, GOOD)
     text = run_mpkv("render", config, "--", "--served-model-name", awkward).stdout
     # The program is replaced by one that prints its arguments; the rest is what was rendered.
-    printing = text.replace("vllm.entrypoints.cli.main", "tests.cli.print_arguments", 1)
+    printing = text.replace("-P -m vllm.entrypoints.cli.main", "-m tests.cli.print_arguments", 1)
     done = subprocess.run(
         ["sh", "-c", printing], capture_output=True, text=True, timeout=30, cwd=REPOSITORY
     )
