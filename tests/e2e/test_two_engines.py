@@ -148,7 +148,6 @@ def test_load_aborts_preemptions_resets_and_dying_helpers_at_random(
     assert tally.clean, "\n".join(tally.summary())
     # Otherwise it met nothing that it could have spoiled.
     assert min(tally.requests, tally.hits, tally.aborts, tally.preemptions) > 0
-    assert tally.misses["aborted"] > 0
 
 
 def test_a_source_that_never_answers(pair: Pair, expected: Expected) -> None:

@@ -31,8 +31,6 @@ OVERLONG_SHARE = 0.1
 OVERLONG_S = (4.5, 8.0)
 RESET_SPREAD_S = 0.3
 WAITING_S = 0.4
-# The load's steps bring counts up to date.
-COUNTED_S = 5.0
 
 
 class Storm:
@@ -99,20 +97,14 @@ class Storm:
             self._stop.wait(self._choices.uniform(0, RESET_SPREAD_S))
 
     def _abort_waiting(self, server: Server, source: Server) -> bool:
-        """Hang up while the source's control plane sits on the request's pull; False if the
-        pull was over, or had failed, before."""
-        before = _aborted(server)
+        """Hang up while the source's control plane sits on the request's pull."""
         control = helpers(source).get("control")
         if control is None:
             return False
         unknown = self._choices.choices(range(32, 127), k=4 * BLOCK + 1)
         with _stopped(control) as stopped, contextlib.suppress(TimeoutError):
             server.stream(unknown, source.plan, 1, timeout_s=WAITING_S)
-        return stopped and until(lambda: _aborted(server) > before, COUNTED_S)
-
-
-def _aborted(server: Server) -> float:
-    return server.metric_by("mpkv:pull_misses_total", "reason")["aborted"]
+        return stopped
 
 
 def helpers(server: Server) -> dict[str, psutil.Process]:
