@@ -182,6 +182,7 @@ class PullBook:
             self._end_generation(self._supervisor.dead.popleft())
         link = self._supervisor.link
         if link is None:
+            self._abandon()
             return
         for _ in range(RECORDS_PER_CALL):
             try:

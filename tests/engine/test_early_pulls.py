@@ -239,6 +239,21 @@ def test_a_request_that_never_comes_holds_nothing_for_long(
     assert not book.pulls.claim("r")
 
 
+def test_without_helpers_too_a_request_that_never_comes_lets_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("mpkv.engine.early.LATE_S", 0.0)
+    book = stocked(deadline_s=0.05)
+    begin(book.pulls, "r", make_keys("k", 5))
+    book.supervisor.say_pulled(book.supervisor.next_pull(early=True), 5)
+    book.pulls.drain()
+    book.supervisor.link = None
+    until = time.monotonic() + 10
+    while held(book)[1]:
+        assert time.monotonic() < until, "its pins stay"
+        book.pulls.drain()
+
+
 def test_a_reset_in_between_leaves_nothing() -> None:
     book = stocked()
     keys = make_keys("k", 5)
