@@ -54,7 +54,7 @@ class Watch:
 
     def verdict(self) -> str:
         """Why it counts as hanging, for the log."""
-        what = "its beat has not changed" if self._started else "it has not begun to beat"
+        what = "its beat has not changed" if self._started else "no beat of it was seen"
         return f"{what} in {self.patience} looks, {self._bounds.beat_s:g} s apart"
 
 

@@ -13,7 +13,7 @@ from mpkv.control.limits import apply_limits
 from mpkv.control.loop import ControlPlane
 from mpkv.errors import MpkvError
 from mpkv.messages import ControlStart
-from mpkv.priority import go_first
+from mpkv.process import go_first, show_as
 
 log = logging.getLogger("mpkv.control")
 
@@ -23,6 +23,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m mpkv.control")
     parser.add_argument("--start-fd", type=int, required=True)
     start = _read_start(parser.parse_args().start_fd)
+    show_as("control")
     logging.basicConfig(
         level=logging.INFO,
         stream=sys.stderr,

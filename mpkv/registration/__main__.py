@@ -14,7 +14,7 @@ import msgspec
 from mpkv.errors import MpkvError
 from mpkv.memory import Ledger, Ring
 from mpkv.messages import RegistrationStart
-from mpkv.priority import go_first
+from mpkv.process import go_first, show_as
 from mpkv.registration.bindings import prepare_environment
 from mpkv.registration.lifeline import Lifeline
 from mpkv.registration.outbox import Outbox
@@ -31,6 +31,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m mpkv.registration")
     parser.add_argument("--start-fd", type=int, required=True)
     start = _read_start(parser.parse_args().start_fd)
+    show_as(start.role)
     logging.basicConfig(
         level=logging.INFO,
         format=f"%(asctime)s %(levelname)s mpkv.{start.role} [{start.node}] %(message)s",

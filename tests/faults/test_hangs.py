@@ -11,7 +11,7 @@ from mpkv.messages import Bounds, MissReason
 from tests.faults.conftest import MakeStandIn
 from tests.support.standin import StandIn, make_keys
 
-QUICK = Bounds(beat_s=0.05, looks=10)
+QUICK = Bounds(beat_s=0.05, looks=20)
 COUNTED_BY = {
     "control": ("initiator", "controls_hung"),
     "target": ("control", "targets_hung"),
@@ -28,6 +28,7 @@ def test_a_helper_that_hangs_while_idle_is_replaced(
     keys, later = make_keys("before", 6), make_keys("after", 6)
     source.store(keys + later)
     assert engine.pull("r", source.address, keys) == [True] * 6
+    _seen_to_beat(engine)
     old = engine.helper(name)
     old.signal(signal.SIGSTOP)
     engine.wait_replaced(name, old)
@@ -36,7 +37,7 @@ def test_a_helper_that_hangs_while_idle_is_replaced(
     said = capfd.readouterr().err
     (warning,) = [line for line in said.splitlines() if "its beat has not changed" in line]
     assert re.search(rf" WARNING mpkv\.\w+ \[engine\] .* \(?pid {old.pid}\b", warning)
-    assert "in 10 looks, 0.05 s apart" in warning
+    assert "in 20 looks, 0.05 s apart" in warning
     engine.wait_idle()
     assert engine.clean()
     source.wait_clean()
@@ -57,7 +58,7 @@ def test_a_source_that_hung_serves_again(standin: MakeStandIn, name: str) -> Non
 def test_a_pause_of_the_whole_machine_is_no_hang(standin: MakeStandIn) -> None:
     engine = standin("engine", bounds=QUICK)
     helpers = {name: engine.helper(name) for name in NAMES}
-    _beat(engine)
+    _beat(engine, QUICK.looks + 1)
     for _ in range(2):
         for helper in helpers.values():
             helper.signal(signal.SIGSTOP)
@@ -65,7 +66,7 @@ def test_a_pause_of_the_whole_machine_is_no_hang(standin: MakeStandIn) -> None:
         time.sleep(2 * QUICK.looks * QUICK.beat_s)
         for helper in helpers.values():
             helper.signal(signal.SIGCONT)
-        _beat(engine)
+        _beat(engine, QUICK.looks + 1)
     assert {name: engine.helper(name).pid for name in NAMES} == {
         name: helper.pid for name, helper in helpers.items()
     }
@@ -77,7 +78,7 @@ def test_an_initiator_with_a_read_to_do_is_judged_by_the_deadline(
 ) -> None:
     """As one is that stands in a long READ: many times what a hang takes to be told."""
     source = standin("source")
-    engine = standin("engine", bounds=Bounds(beat_s=0.02, looks=5), deadline_s=2.0)
+    engine = standin("engine", bounds=Bounds(beat_s=0.02, looks=15), deadline_s=2.0)
     keys, later = make_keys("before", 6), make_keys("after", 6)
     source.store(keys + later)
     engine.pull_until(source, keys)
@@ -100,13 +101,20 @@ def _hangs(engine: StandIn) -> dict[str, int]:
     }
 
 
-def _beat(engine: StandIn) -> None:
-    """Wait until each has beaten as often as it takes to tell a hang, and once more."""
+def _seen_to_beat(engine: StandIn) -> None:
+    """Wait until each has looked at the others after these have beaten."""
+    _beat(engine, 1)
+    # A process looks after its beat: that of the first one may have been before.
+    _beat(engine, 2)
+
+
+def _beat(engine: StandIn, times: int) -> None:
+    """Wait until each has beaten so often."""
     counters = [engine.ledger.counters(role) for role in NAMES]
     before = [each.value("beats") for each in counters]
     _until(
         lambda: all(
-            each.value("beats") > begun + QUICK.looks
+            each.value("beats") >= begun + times
             for each, begun in zip(counters, before, strict=True)
         )
     )

@@ -108,18 +108,14 @@ class Storm:
 
 
 def helpers(server: Server) -> dict[str, psutil.Process]:
-    """The living helpers by role: of one generation the target is started first, then the
-    control plane, then the initiator."""
+    """The living helpers by role, as `ps` shows them; one that has just begun has no name yet."""
     found: dict[str, psutil.Process] = {}
-    with contextlib.suppress(psutil.NoSuchProcess):
-        controls = [psutil.Process(pid) for pid in server.processes("mpkv.control")]
-        if len(controls) != 1:
-            return {}
-        found["control"] = controls[0]
-        for pid in server.processes("mpkv.registration"):
+    for pid in server.processes("mpkv."):
+        with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(pid)
-            earlier = process.create_time() <= controls[0].create_time()
-            found["target" if earlier else "initiator"] = process
+            kind, _, role = process.name().partition("-")
+            if kind == "mpkv":
+                found[role] = process
     return found
 
 

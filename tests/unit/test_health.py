@@ -35,7 +35,7 @@ def test_a_process_hangs_after_looks_in_vain_in_a_row() -> None:
 def test_a_start_gets_more_patience() -> None:
     beats = Beats()
     assert [beats.look(beats=False) for _ in range(5)] == [False] * 4 + [True]
-    assert beats.watch.verdict() == "it has not begun to beat in 5 looks, 1 s apart"
+    assert beats.watch.verdict() == "no beat of it was seen in 5 looks, 1 s apart"
 
 
 def test_a_watcher_that_was_stopped_itself_starts_anew() -> None:
