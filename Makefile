@@ -9,7 +9,8 @@ TORCH ?= torch==2.13.0+cpu
 UNMATCHED := torchvision torchaudio torchcodec
 PIP_INSTALL := $(BIN)/python -m pip install -qq --progress-bar off
 
-# vLLM's next version, as Python sources to check mpkv's interfaces against.
+# vLLM's next version, of which there is no build for the CPU: tests run its Python on the
+# compiled parts of the installed one.
 NEXT_VLLM := 0.33.0
 NEXT := build/vllm-0.33
 
@@ -78,13 +79,10 @@ clean:
 	@$(PIP_INSTALL) --no-deps -e .
 	@touch $@
 
-$(NEXT)/.unpacked: | .venv/.dependencies
-	@echo "Fetching the sources of vLLM $(NEXT_VLLM)"
+$(NEXT)/.unpacked: tests/support/next_vllm.py | .venv/.dependencies
+	@echo "Fetching vLLM $(NEXT_VLLM)"
 	@rm -rf $(NEXT) $(NEXT).part
 	@$(BIN)/python -m pip download -qq --progress-bar off --no-deps -d $(NEXT).part vllm==$(NEXT_VLLM)
-	@$(BIN)/python -c 'import glob, sys, zipfile; \
-	    wheel = zipfile.ZipFile(glob.glob(sys.argv[1] + "/*.whl")[0]); \
-	    wheel.extractall(sys.argv[2], [n for n in wheel.namelist() if n.endswith(".py")])' \
-	    $(NEXT).part $(NEXT)
+	@$(BIN)/python -m tests.support.next_vllm $(NEXT).part $(NEXT)
 	@rm -rf $(NEXT).part
 	@touch $@

@@ -46,14 +46,20 @@ class TierSection(_Section, frozen=True):
     """`size` is the CPU memory of each data-parallel rank.
 
     `huge_pages` "auto" uses them where /dev/shm is mounted with `huge=advise` or more.
+    Hits that fit `sync_load_budget` together are loaded within a step; "": none are.
     """
 
     size: str
     huge_pages: str = "auto"
+    sync_load_budget: str = ""
 
     @property
     def size_bytes(self) -> int:
         return parse_size(self.size)
+
+    @property
+    def sync_load_budget_bytes(self) -> int:
+        return parse_size(self.sync_load_budget) if self.sync_load_budget else 0
 
 
 class PullSection(_Section, frozen=True):
@@ -193,10 +199,14 @@ def _check_values(cluster: Cluster) -> None:
     path = cluster.path
     if not cluster.vllm.model:
         refuse(path, "[vllm] model", "expected a model, found an empty string; name or path it")
-    try:
-        parse_size(cluster.tier.size)
-    except ConfigRefused as refused:
-        refuse(path, "[tier] size", str(refused))
+    sizes = {"size": cluster.tier.size, "sync_load_budget": cluster.tier.sync_load_budget}
+    for key, size in sizes.items():
+        try:
+            # Only a budget may be left out; a size is never empty in a file that is meant.
+            if size or key == "size":
+                parse_size(size)
+        except ConfigRefused as refused:
+            refuse(path, f"[tier] {key}", str(refused))
     if cluster.tier.huge_pages not in ("auto", "off"):
         refuse(
             path,

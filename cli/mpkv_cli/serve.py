@@ -71,6 +71,7 @@ def kv_transfer_config(cluster: Cluster, node: Node, trace_dir: str) -> dict[str
             "spec_name": "MpkvSpec",
             "spec_module_path": "mpkv.engine.spec",
             "cpu_bytes_to_use": cluster.tier.size_bytes,
+            "sync_load_budget_bytes": cluster.tier.sync_load_budget_bytes,
             "mpkv": msgspec.to_builtins(settings),
         },
     }

@@ -7,6 +7,7 @@ does, and is usually over before the scheduler first looks at it.
 import logging
 import math
 
+import vllm
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
@@ -18,6 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import (
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
     KV_LOAD_TIERS_KEY,
+    SchedulerOffloadConfig,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import (
     OffloadingConnector,
@@ -198,4 +200,11 @@ def _refuse_what_is_not_supported(vllm_config: VllmConfig) -> None:
         raise ConfigRefused(
             f"--nnodes: this engine spans {nodes} hosts, and mpkv's tier is one host's shared "
             "memory. Use tensor parallelism within a host and data parallelism across hosts."
+        )
+    extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+    wanted = "sync_load_budget_bytes"
+    if extra.get(wanted) and wanted not in SchedulerOffloadConfig._fields:
+        raise ConfigRefused(
+            f"[tier] sync_load_budget: vLLM {vllm.__version__} cannot load within a step. "
+            "Leave it out of the cluster file, or use vLLM 0.33 or later."
         )

@@ -122,6 +122,18 @@ def test_listening_and_advertised_addresses_are_two_settings(tmp_path: Path) -> 
         ),
         (
             'size = "1MiB"',
+            'size = ""',
+            '[tier] size: expected a whole number and a unit, such as "64GiB", found ""; '
+            "write one of the units KiB, MiB, GiB, TiB.",
+        ),
+        (
+            'size = "1MiB"',
+            'size = "1MiB"\nsync_load_budget = "64"',
+            '[tier] sync_load_budget: expected a size with a unit, found "64"; write "64GiB" if '
+            "that is meant.",
+        ),
+        (
+            'size = "1MiB"',
             'size = "1MiB"\nhuge_pages = "on"',
             '[tier] huge_pages: expected "auto" or "off", found "on"; leave it out for "auto".',
         ),

@@ -58,6 +58,13 @@ def test_the_big_cluster_runs_eight_ranks_with_64_gib_each() -> None:
     ]
 
 
+def test_vllm_is_told_how_much_to_load_within_a_step(tmp_path: Path) -> None:
+    text = GOOD.replace("[tier]", '[tier]\nsync_load_budget = "64MiB"')
+    extra = transfer_config(rendered(write_config(tmp_path, text)))["kv_connector_extra_config"]
+    # By the name that vLLM 0.33 looks for.
+    assert extra["sync_load_budget_bytes"] == 64 << 20
+
+
 def test_every_node_is_told_what_to_check(tmp_path: Path) -> None:
     config = write_config(tmp_path, GOOD.replace("[tier]", '[pull]\nintegrity = "full"\n[tier]'))
     raw = transfer_config(rendered(config))["kv_connector_extra_config"]["mpkv"]

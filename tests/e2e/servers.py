@@ -44,6 +44,7 @@ VLLM_CPU_KVCACHE_SPACE = "1"
 VLLM_SERVER_DEV_MODE = "1" # for /reset_prefix_cache
 [tier]
 size = "{tier}"
+sync_load_budget = "{sync_load_budget}"
 [pull]
 deadline_s = 4.0
 head_start = 0.125
@@ -272,16 +273,27 @@ class Fleet:
     """Two nodes, `a` and `b`, of one cluster file in `folder`.
 
     `gpu_blocks`: so few of 128 tokens on these nodes that a few requests preempt each
-    other. `tier` is the size of each node's.
+    other. `tier` is the size of each node's. `vllm` is where another than the installed
+    one is imported from.
     """
 
-    def __init__(self, folder: Path, model: Path, *, gpu_blocks: dict[str, int], tier: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        model: Path,
+        *,
+        gpu_blocks: dict[str, int],
+        tier: str,
+        sync_load_budget: str = "",
+        vllm: Path | None = None,
+    ) -> None:
         self.a = NodePlan("a", free_port(), free_port())
         self.b = NodePlan("b", free_port(), free_port())
         self.trace_dir = folder / "trace"
         self._folder = folder
         self._file = folder / "cluster.toml"
-        text = CLUSTER.format(model=model, tier=tier)
+        self._vllm = vllm
+        text = CLUSTER.format(model=model, tier=tier, sync_load_budget=sync_load_budget)
         for core, plan in enumerate((self.a, self.b)):
             few = gpu_blocks.get(plan.name)
             text += NODE.format(
@@ -323,6 +335,8 @@ class Fleet:
         return sorted(found, key=lambda line: line["at"])
 
     def _start(self, plan: NodePlan, argv: list[str], env: dict[str, str]) -> Server:
+        if self._vllm is not None:
+            env["PYTHONPATH"] = f"{self._vllm}{os.pathsep}{env.get('PYTHONPATH', '')}"
         server = Server(plan, argv, env, self._folder / f"{plan.name}.log")
         self.servers.append(server)
         return server

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.next_vllm import NEXT_VLLM
+
 ROOT = Path(__file__).parents[2]
-# Unpacked by `make test`: the wheel itself is for CUDA, its Python sources are enough.
-VLLM_033 = ROOT / "build" / "vllm-0.33"
 
 
 @pytest.mark.parametrize("where", ["installed", "0.33"])
 def test_the_interface_is_satisfied(where: str) -> None:
     path = [str(ROOT), str(ROOT / "cli")]
     if where != "installed":
-        assert (VLLM_033 / "vllm").is_dir(), f"{VLLM_033} is missing; run `make test`"
-        path.insert(0, str(VLLM_033))
+        assert (NEXT_VLLM / "vllm").is_dir(), f"{NEXT_VLLM} is missing; run `make test`"
+        path.insert(0, str(NEXT_VLLM))
     result = subprocess.run(
         [sys.executable, "-m", "tests.engine.interface_check"],
         cwd=ROOT,
@@ -28,4 +28,4 @@ def test_the_interface_is_satisfied(where: str) -> None:
     )
     assert result.returncode == 0, result.stdout + result.stderr
     loaded = result.stdout.splitlines()[0]
-    assert loaded.startswith(str(VLLM_033)) == (where != "installed")
+    assert loaded.startswith(str(NEXT_VLLM)) == (where != "installed")
