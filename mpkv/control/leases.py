@@ -129,7 +129,8 @@ class Leases:
         """End the leases whose time or content is over; return when the next one ends."""
         if self._ledger.epoch != self._epoch:
             self._epoch = self._ledger.epoch
-            for lease in list(self._leases.values()):
+            # Some may be as new as the epoch: asks come between a reset and this look.
+            for lease in [held for held in self._leases.values() if held.epoch != self._epoch]:
                 self._end(lease, Loss.EPOCH)
         while self._expiries:
             expires, number = self._expiries[0]

@@ -88,6 +88,16 @@ def test_not_confirmed_for_another_content(desk: Desk) -> None:
     assert desk.confirm(dropped, ask=3) is Loss.EPOCH
 
 
+def test_a_lease_of_the_new_content_outlives_the_look_that_finds_it_new(desk: Desk) -> None:
+    desk.open(0, ask=1)
+    desk.engine.set_epoch(1)
+    # Granted between the reset and the next look.
+    fresh = desk.open(1, ask=2)
+    desk.leases.expire(0.2)
+    assert desk.pins() == 1
+    assert desk.confirm(fresh, ask=2, epoch=1) is None
+
+
 def test_not_confirmed_without_a_target(desk: Desk) -> None:
     lease = desk.open(0)
     desk.target_alive = False
