@@ -32,8 +32,9 @@ chaos: .venv/.mpkv
 	@$(BIN)/python -m tests.chaos
 
 # Two vLLM engines under random load, preempted, reset and robbed of their helpers, give the
-# answers of one without mpkv, for SECONDS (300 by default) from SEED.
-soak: .venv/.mpkv
+# answers of one without mpkv, for SECONDS (300 by default) from SEED; VLLM=next takes engines
+# of vLLM's next version.
+soak: .venv/.mpkv $(NEXT)/.unpacked
 	@$(BIN)/python -m tests.soak
 
 # What peers and requests send, what engine and helpers write into rings, NIXL's metadata, and

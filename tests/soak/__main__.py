@@ -1,5 +1,7 @@
 """`python -m tests.soak`: SECONDS and SEED in the environment; status 0 only when clean.
 
+VLLM=next runs engines of vLLM's next version, which load some hits within a step.
+
 Logs of the engines are kept when something was found, or with KEEP_LOGS=1.
 """
 
@@ -16,12 +18,15 @@ from tests.soak.prompts import draw_prompts
 from tests.soak.runner import Runner
 from tests.soak.tally import Tally
 from tests.support.leftovers import Leftovers
+from tests.support.next_vllm import NEXT_VLLM
 
 PROMPTS = 30
 # Blocks of 128 tokens on each engine: three or four requests fill them.
 GPU_BLOCKS = 42
 # About half of the prompts' blocks, so that blocks are evicted and pulled anew all the time.
 TIER = "60MiB"
+# Of a step. About half of the prompts fit, one at a time.
+NEXT_BUDGET = "6MiB"
 
 
 def main() -> int:
@@ -31,7 +36,15 @@ def main() -> int:
     print(f"SECONDS={seconds:g} SEED={seed}, logs of the engines in {logs}", flush=True)
     make_tiny_model(logs / "tiny")
     before = Leftovers.now()
-    fleet = Fleet(logs, logs / "tiny", gpu_blocks={"a": GPU_BLOCKS, "b": GPU_BLOCKS}, tier=TIER)
+    is_next = os.environ.get("VLLM") == "next"
+    fleet = Fleet(
+        logs,
+        logs / "tiny",
+        gpu_blocks={"a": GPU_BLOCKS, "b": GPU_BLOCKS},
+        tier=TIER,
+        sync_load_budget=NEXT_BUDGET if is_next else "",
+        vllm=NEXT_VLLM if is_next else None,
+    )
     try:
         tally = _soak(fleet, seconds, seed)
     finally:
