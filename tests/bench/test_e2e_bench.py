@@ -181,7 +181,7 @@ def test_the_systems_differ_only_in_what_moves_the_cache(
     model.mkdir()
     (model / "config.json").touch()
 
-    pair = make_pair(system, tmp_path, "")
+    pair = make_pair(system, tmp_path, "64MiB", "")
 
     for engine, step in ((pair.a, "2048"), (pair.b, "512")):
         argv = list(engine.command.argv)
@@ -190,6 +190,7 @@ def test_the_systems_differ_only_in_what_moves_the_cache(
         assert config["kv_connector"] == connector
         assert extra["spec_name"] == spec
         assert extra["cpu_bytes_to_use"] == 2 << 30
+        assert extra["sync_load_budget_bytes"] == 64 << 20
         assert argv[argv.index("--max-num-batched-tokens") + 1] == step
         assert str(engine.as_source.port) in json.dumps(extra[port_key])
         assert engine.command.env["PYTHONHASHSEED"] == "0"

@@ -39,6 +39,7 @@ RESULT = {
         "kernel": "6.1",
         "python": "3.11",
         "nixl": "1.5.1",
+        "vllm": "0.32.0",
         "zeromq": "4.3.5",
         "transport": "by hand",
         "load_before": 0.5,
@@ -53,8 +54,8 @@ RESULT = {
 def test_a_result_as_text() -> None:
     assert as_text(RESULT).splitlines() == [
         "mpkv bench example",
-        "virtual machine: 2 cores of a processor, 24 GiB, Linux 6.1, Python 3.11, NIXL 1.5.1, "
-        "ZeroMQ 4.3.5; by hand; load 0.5 before, 1.2% of its time stolen meanwhile",
+        "virtual machine: 2 cores of a processor, 24 GiB, Linux 6.1, Python 3.11, vLLM 0.32.0, "
+        "NIXL 1.5.1, ZeroMQ 4.3.5; by hand; load 0.5 before, 1.2% of its time stolen meanwhile",
         "",
         "Milliseconds",
         "         p50",

@@ -353,6 +353,12 @@ def scale(quick: bool, as_json: bool, plot: Path | None, **options: Any) -> None
     show_default=True,
     help="Where the model and logs go.",
 )
+@click.option(
+    "--sync-load-budget",
+    metavar="SIZE",
+    default="",
+    help="What both may load within a step, such as 64MiB; needs vLLM 0.33.",
+)
 @click.option("--trace-dir", metavar="DIR", default="", help="Where mpkv's events go.")
 @_quick
 @_report_options

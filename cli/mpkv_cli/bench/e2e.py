@@ -34,13 +34,17 @@ SATURATING_PROMPTS = 2
 
 @dataclass(frozen=True)
 class Plan:
-    """`busy` names which engine is busy: the source, the destination, none, in turn."""
+    """`busy` names which engine is busy: the source, the destination, none, in turn.
+
+    `sync_load_budget` is a size as in a cluster file, "" for none; both systems get it.
+    """
 
     busy: tuple[str, ...]
     repeats: int
     against: str
     saturating_tokens: int
     output: Path
+    sync_load_budget: str = ""
     trace_dir: str = ""
 
 
@@ -56,7 +60,7 @@ def measure(plan: Plan, progress: Progress) -> Result:
     found = _Found()
     systems = (MPKV, VLLM_P2P) if plan.against == VLLM_P2P else (MPKV,)
     for system in systems:
-        pair = make_pair(system, plan.output, plan.trace_dir)
+        pair = make_pair(system, plan.output, plan.sync_load_budget, plan.trace_dir)
         with stopped_at_exit((pair.a, pair.b), progress.say):
             _start(pair, system, progress)
             _measure_system(pair, system, plan, found, progress)
@@ -65,6 +69,7 @@ def measure(plan: Plan, progress: Progress) -> Result:
         "repeats": plan.repeats,
         "busy": list(plan.busy),
         "source_load": f"{BUSY_PROMPTS} x {BUSY_TOKENS} tokens",
+        "sync_load_budget": plan.sync_load_budget,
         "destination_load": f"{SATURATING_PROMPTS} x {plan.saturating_tokens} tokens",
     }
     return make_result(found.samples, found.computed_s, parameters)

@@ -39,6 +39,7 @@ VLLM_CPU_KVCACHE_SPACE = "1"
 VLLM_SERVER_DEV_MODE = "1"
 [tier]
 size = "{TIER}"
+sync_load_budget = "{{sync_load_budget}}"
 [pull]
 head_start = {HEAD_START}
 """
@@ -87,7 +88,7 @@ class Engine(Replica):
             raise HelperFailed(f"replica {self.name} did not empty its KV cache; see {self.log}")
 
 
-def make_pair(system: str, output: Path, trace_dir: str) -> Pair:
+def make_pair(system: str, output: Path, sync_load_budget: str, trace_dir: str) -> Pair:
     """Engines that are not started yet; logs, cluster file and model are under `output`."""
     output.mkdir(parents=True, exist_ok=True)
     model = (output / TINY_MODEL).resolve()
@@ -95,7 +96,7 @@ def make_pair(system: str, output: Path, trace_dir: str) -> Pair:
     file = output / f"e2e-{system}.toml"
     nodes = (("a", SOURCE_STEP_TOKENS), ("b", DESTINATION_STEP_TOKENS))
     file.write_text(
-        _CLUSTER.format(model=model)
+        _CLUSTER.format(model=model, sync_load_budget=sync_load_budget)
         + "".join(
             _NODE.format(
                 name=name, port=free_port(), http_port=free_port(), step_tokens=tokens, core=core
@@ -127,6 +128,7 @@ def connector(system: str, cluster: Cluster, node: Node, trace: str) -> dict[str
             "spec_name": "VllmP2pOnCpu",
             "spec_module_path": "mpkv_cli.bench.vllm_p2p",
             "cpu_bytes_to_use": extra["cpu_bytes_to_use"],
+            "sync_load_budget_bytes": extra["sync_load_budget_bytes"],
             "secondary_tiers": [{"type": "p2p", "host": node.listen, "port": node.port}],
         },
     }

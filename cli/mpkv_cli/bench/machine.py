@@ -9,6 +9,8 @@ from typing import Any
 import psutil
 import zmq
 
+from mpkv_cli.vllm_dist import vllm_version
+
 
 def describe_machine() -> dict[str, Any]:
     return {
@@ -19,6 +21,7 @@ def describe_machine() -> dict[str, Any]:
         "virtual": _hypervisor(),
         "kernel": platform.release(),
         "python": platform.python_version(),
+        "vllm": vllm_version() or "none",
         "nixl": _version("nixl"),
         "zeromq": zmq.zmq_version(),
         "load_before": round(os.getloadavg()[0], 2),
@@ -45,8 +48,8 @@ def machine_line(machine: dict[str, Any]) -> str:
     return (
         f"{kind}: {machine['cores']} cores of {machine['cpu']}, "
         f"{machine['memory_bytes'] / (1 << 30):.0f} GiB, Linux {machine['kernel']}, "
-        f"Python {machine['python']}, NIXL {machine['nixl']}, ZeroMQ {machine['zeromq']}; "
-        f"{machine['transport']}; load {machine['load_before']} before, "
+        f"Python {machine['python']}, vLLM {machine['vllm']}, NIXL {machine['nixl']}, "
+        f"ZeroMQ {machine['zeromq']}; {machine['transport']}; load {machine['load_before']} before, "
         f"{machine['stolen_share']:.1%} of its time stolen meanwhile"
     )
 
