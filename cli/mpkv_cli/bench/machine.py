@@ -50,7 +50,8 @@ def machine_line(machine: dict[str, Any]) -> str:
         f"{machine['memory_bytes'] / (1 << 30):.0f} GiB, Linux {machine['kernel']}, "
         f"Python {machine['python']}, vLLM {machine['vllm']}, NIXL {machine['nixl']}, "
         f"ZeroMQ {machine['zeromq']}; {machine['transport']}; "
-        f"load {machine['load_before']} before, {machine['stolen_share']:.1%} of its time stolen meanwhile"
+        f"load {machine['load_before']} before, "
+        f"{machine['stolen_share']:.1%} of its time stolen meanwhile"
     )
 
 
