@@ -1,10 +1,15 @@
 """Charts as PNG files, by matplotlib, which mpkv does not need for anything else."""
 
+import textwrap
 from pathlib import Path
 from typing import Any
 
 from mpkv.errors import ConfigRefused
 from mpkv_cli.bench.result import Chart
+
+
+# In characters; a longer line would be wider than the chart.
+FOOTER_WIDTH = 170
 
 
 def check_plotting() -> None:
@@ -32,7 +37,8 @@ def draw(chart: Chart, footer: str, path: Path) -> None:
             axis.set_minor_formatter(matplotlib.ticker.LogFormatter(minor_thresholds=(2, 0.4)))
     axes.grid(True, axis="y", alpha=0.3)
     axes.legend(fontsize="small")
-    figure.text(0.01, -0.03, footer, fontsize=6, color="gray")
+    footer = textwrap.fill(footer, FOOTER_WIDTH)
+    figure.text(0.01, -0.01, footer, fontsize=6, color="gray", verticalalignment="top")
     figure.savefig(path, dpi=120, bbox_inches="tight")
     pyplot.close(figure)
 
