@@ -7,7 +7,6 @@ from typing import Any
 from mpkv.errors import ConfigRefused
 from mpkv_cli.bench.result import Chart
 
-
 # In characters; a longer line would be wider than the chart.
 FOOTER_WIDTH = 170
 
