@@ -4,6 +4,7 @@ import os
 import sys
 
 from mpkv.config import Cluster, Node
+from mpkv.orphans import remove_orphans
 from mpkv_cli.checks import check_node
 from mpkv_cli.leftovers import remove_stale_regions
 from mpkv_cli.serve import serve_command
@@ -15,6 +16,7 @@ def launch_node(
     """Raises ConfigRefused if the node cannot run here; otherwise does not return."""
     command = serve_command(cluster, node, extra_args, trace_dir)
     remove_stale_regions()
+    remove_orphans()
     check_node(cluster, node, extra_args)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -34,6 +34,7 @@ from mpkv.messages import (
     RingEnds,
     Tier,
 )
+from mpkv.orphans import remove_orphans
 from mpkv.settings import EngineSettings
 
 log = logging.getLogger("mpkv.engine")
@@ -387,7 +388,8 @@ class Supervisor:
         """
         while True:
             try:
-                return helper.reap()
+                code = helper.reap()
+                break
             except subprocess.TimeoutExpired:
                 log.error(
                     "[%s] %s (pid %s) does not end; sharing is off until it has",
@@ -395,3 +397,6 @@ class Supervisor:
                     helper.module,
                     helper.pid,
                 )
+        if code == -signal.SIGKILL:
+            remove_orphans()
+        return code

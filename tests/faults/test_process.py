@@ -1,11 +1,14 @@
 """How helpers appear among the processes of a machine."""
 
+import os
+import signal
 import subprocess
 import sys
 import time
 
 import psutil
 
+from mpkv.orphans import SHARED_MEMORY
 from mpkv.process import NICENESS
 from tests.faults.conftest import MakeStandIn
 
@@ -26,3 +29,14 @@ def test_helpers_have_their_names_and_go_first_where_they_may(standin: MakeStand
     while (seen := [(helper.name(), helper.nice()) for helper in helpers]) != expected:
         assert time.monotonic() < until, seen
         time.sleep(0.01)
+
+
+def test_shared_memory_of_a_killed_helper_goes_with_it(standin: MakeStandIn) -> None:
+    engine = standin("engine")
+    initiator = engine.helper("initiator")
+    # As UCX leaves one if it is killed in the moment between making it and mapping it.
+    orphan = SHARED_MEMORY / f"ucx_shm_posix_{os.getpid():x}"
+    orphan.write_bytes(b"x")
+    initiator.signal(signal.SIGKILL)
+    engine.wait_replaced("initiator", initiator)
+    assert not orphan.exists()
