@@ -202,11 +202,12 @@ def _check_values(cluster: Cluster) -> None:
     sizes = {"size": cluster.tier.size, "sync_load_budget": cluster.tier.sync_load_budget}
     for key, size in sizes.items():
         try:
-            # Only a budget may be left out; a size is never empty in a file that is meant.
             if size or key == "size":
                 parse_size(size)
         except ConfigRefused as refused:
-            refuse(path, f"[tier] {key}", str(refused))
+            # A budget that nobody wants is left out; a size never is.
+            remedy = "" if key == "size" else "; leave it out for none"
+            refuse(path, f"[tier] {key}", f"{refused}{remedy}")
     if cluster.tier.huge_pages not in ("auto", "off"):
         refuse(
             path,

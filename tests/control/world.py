@@ -207,8 +207,8 @@ class World:
         self.target_alive = False
 
     def reset_source_cache(self) -> None:
-        self.source_ledger.set_epoch(self.source_ledger.epoch + 1)
         self.source_ledger.drop_ready()
+        self.source_ledger.set_epoch(self.source_ledger.epoch + 1)
 
     # --- the destination's engine --------------------------------------------------------------
 

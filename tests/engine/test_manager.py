@@ -153,6 +153,25 @@ def test_a_store_does_not_evict_its_own_prefix(manager: MpkvManager) -> None:
     assert not set(output.evicted_keys) & set(keys)
 
 
+def test_under_a_new_epoch_no_peer_finds_what_was_there_before(
+    manager: MpkvManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = keys_of("kept", 3)
+    store(manager, kept)
+    epoch = manager.ledger.epoch
+    control = Ledger.attach(manager.ledger.fd)
+    found: list[tuple[int, int]] = []
+    # As a control plane does that gets a turn in the middle of the reset.
+    monkeypatch.setattr(
+        manager.pulls,
+        "drain",
+        lambda: found.append((control.epoch, control.lookup_prefix(b"".join(kept)))),
+    )
+    manager.reset_cache()
+    control.close()
+    assert found == [(epoch + 1, 0)]
+
+
 def test_a_reset_forgets_all_and_reuses_nothing_in_use(manager: MpkvManager) -> None:
     kept, loading, filling = keys_of("kept", 3), keys_of("loading", 4), keys_of("filling", 2)
     store(manager, kept + loading)
