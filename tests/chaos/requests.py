@@ -131,6 +131,9 @@ class Requests:
                 self._tell(Endless(f"request {request.name} claimed what had not begun"))
             if not claimed:
                 arriving.begin()
+            # That of a pull counts from its own beginning: now, or a while ago. The engine may
+            # have been stopped since the request was made.
+            request.deadline = time.monotonic() + self._engine.settings.deadline_s
             self._open.append(request)
 
     def abort(self) -> None:
