@@ -16,8 +16,15 @@ _PATTERN = "ucx_shm_posix_*"
 
 
 def remove_orphans(directory: Path = SHARED_MEMORY) -> list[Path]:
-    """Remove this user's segments that no process has open or mapped; return which."""
-    return [path for path in directory.glob(_PATTERN) if _remove_if_orphaned(path)]
+    """Remove this user's segments that no process has open or mapped; return which.
+
+    Never raises: what cannot be looked at now, as without a free descriptor, stays.
+    """
+    try:
+        found = list(directory.glob(_PATTERN))
+    except OSError:
+        return []
+    return [path for path in found if _remove_if_orphaned(path)]
 
 
 def _remove_if_orphaned(path: Path) -> bool:

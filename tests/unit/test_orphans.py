@@ -3,6 +3,7 @@
 import ctypes
 import mmap
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,3 +75,16 @@ def test_who_opens_it_meanwhile_ends_nobody(folder: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(Path, "unlink", opened_before)
     assert remove_orphans(folder) == [orphan]
     assert len(refused) == 1
+
+
+def test_without_a_free_descriptor_nothing_is_raised(folder: Path) -> None:
+    """Whoever removes orphans has the slots of a dead helper to give back next."""
+    orphan = segment(folder)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        removed = remove_orphans(folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert removed == []
+    assert remove_orphans(folder) == [orphan]
