@@ -17,7 +17,7 @@ import enum
 
 import msgspec
 
-from mpkv.settings import Integrity
+from mpkv.cluster.settings import Integrity
 
 
 class MissReason(enum.StrEnum):

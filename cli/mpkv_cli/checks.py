@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 from typing import NoReturn
 
-from mpkv.config import Cluster, Node, names_a_path
+from mpkv.cluster.config import Cluster, Node, names_a_path
 from mpkv.errors import ConfigRefused
 from mpkv_cli.leftovers import SHARED_MEMORY
 from mpkv_cli.serve import flag_value

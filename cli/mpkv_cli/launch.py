@@ -3,8 +3,8 @@
 import os
 import sys
 
-from mpkv.config import Cluster, Node
-from mpkv.orphans import remove_orphans
+from mpkv.cluster.config import Cluster, Node
+from mpkv.processes.orphans import remove_orphans
 from mpkv_cli.checks import check_node
 from mpkv_cli.leftovers import remove_stale_regions
 from mpkv_cli.serve import serve_command

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 import mpkv
-from mpkv.config import load_cluster
+from mpkv.cluster.config import load_cluster
 from mpkv.errors import MpkvError
 from mpkv_cli.bench.commands import bench
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from mpkv.config import Cluster, Node
+from mpkv.cluster.config import Cluster, Node
 from mpkv.errors import ConfigRefused
 from mpkv_cli.vllm_dist import metadata_path
 

@@ -9,11 +9,11 @@ import sys
 
 import msgspec
 
-from mpkv.control.limits import apply_limits
 from mpkv.control.loop import ControlPlane
+from mpkv.control.network.limits import apply_limits
 from mpkv.errors import MpkvError
 from mpkv.messages import ControlStart
-from mpkv.process import go_first, show_as
+from mpkv.processes.process import go_first, show_as
 
 log = logging.getLogger("mpkv.control")
 

@@ -14,8 +14,8 @@ from typing import Protocol
 
 import xxhash
 
+from mpkv.cluster.settings import Integrity
 from mpkv.messages import KeyGroup
-from mpkv.settings import Integrity
 
 CHECKSUM = 8
 # Of sampled pulls. Both sides choose by key, so no list of them travels.

@@ -2,7 +2,7 @@
 
 import functools
 
-from mpkv.control.wire import MAX_TEXT, Difference
+from mpkv.control.network.wire import MAX_TEXT, Difference
 from mpkv.messages import Compatibility
 
 # Other algorithms hash Python's pickles, which differ between processes and versions.

@@ -15,11 +15,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 
+from mpkv.cluster.settings import Integrity
 from mpkv.control.checksums import Job, checksum, chosen, is_sampled
 from mpkv.errors import SegmentRefused
 from mpkv.memory import Counters, Ledger, block_ids
 from mpkv.messages import Tier
-from mpkv.settings import Integrity
 
 log = logging.getLogger("mpkv.control")
 

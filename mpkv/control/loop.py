@@ -15,19 +15,19 @@ from collections.abc import Callable, Iterator
 import msgspec
 import zmq
 
-from mpkv.control.client import Destination
+from mpkv.control.destination.client import Destination
 from mpkv.control.engine_link import EngineLink
 from mpkv.control.hashing import Hashing
-from mpkv.control.health import Health
-from mpkv.control.inbound import Inbound
-from mpkv.control.names import Names
-from mpkv.control.server import Source
-from mpkv.control.sockets import Outgoing
+from mpkv.control.helper_health import Health
+from mpkv.control.network.inbound import Inbound
+from mpkv.control.network.names import Names
+from mpkv.control.network.sockets import Outgoing
+from mpkv.control.source.server import Source
 from mpkv.control.supervisor_link import InitiatorProcess, SupervisorLink
 from mpkv.errors import SegmentRefused
-from mpkv.health import private_memory
 from mpkv.memory import Consumer, Ledger, Ring
 from mpkv.messages import ControlStart, FromRegistration, TargetReady, ToControl
+from mpkv.processes.health import private_memory
 from mpkv.trace import open_trace
 
 log = logging.getLogger("mpkv.control")

@@ -9,9 +9,9 @@ import msgspec
 import zmq
 
 from mpkv.errors import HelperFailed, MpkvError
-from mpkv.health import pid_of
 from mpkv.memory import Consumer, Ring
 from mpkv.messages import InitiatorUp
+from mpkv.processes.health import pid_of
 
 DESCRIPTORS = 4
 

@@ -3,7 +3,7 @@
 Together they stay under a bound, so that requests that wait for pulls never fill the tier.
 """
 
-from mpkv.engine.open_pull import SLOT_BYTES, OpenPull
+from mpkv.engine.booked_pull import SLOT_BYTES, BookedPull
 from mpkv.memory import Ledger
 
 # Of the tier: what pulls in flight and pulled blocks not yet used may hold together.
@@ -34,7 +34,7 @@ class Claims:
         self.pins[request] = self.pins.get(request, b"") + slots
         self.take(len(slots) // SLOT_BYTES)
 
-    def keep(self, pull: OpenPull) -> None:
+    def keep(self, pull: BookedPull) -> None:
         """Pin what is here, so that the pull does not evict what it is to follow.
 
         Only at the pull's turn, and beside it: a request that held a claim while it waits

@@ -9,9 +9,9 @@ from typing import Any, BinaryIO
 
 from vllm.v1.kv_offload.config import OffloadingConfig
 
+from mpkv.cluster.settings import EngineSettings
 from mpkv.errors import ConfigRefused
 from mpkv.messages import Compatibility
-from mpkv.settings import EngineSettings
 
 # Read from the middle of every tensor: training, merging and quantizing change tensors
 # as a whole, so this tells versions of one architecture apart without reading them.

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import msgspec
 
+from mpkv.engine.booked_pull import SLOT_BYTES, BookedPull, as_message
 from mpkv.engine.fit import slots_of
-from mpkv.engine.open_pull import SLOT_BYTES, OpenPull, as_message
 from mpkv.engine.supervisor import Supervisor
 from mpkv.messages import KeyGroup
 
@@ -32,12 +32,12 @@ class EarlyPulls:
         self._key_size = key_size
         self._deadline_s = deadline_s
         self._stock: deque[int] = deque()
-        self._begun: deque[OpenPull] = deque()
-        self._unsent: deque[OpenPull] = deque()
+        self._begun: deque[BookedPull] = deque()
+        self._unsent: deque[BookedPull] = deque()
         # The last that the scheduler thread knows of; numbers grow.
         self._newest = 0
         # Requests that the scheduler has not heard of, oldest first.
-        self._unclaimed: dict[str, OpenPull] = {}
+        self._unclaimed: dict[str, BookedPull] = {}
         self._encode = msgspec.msgpack.Encoder().encode
 
     # --- the input thread ------------------------------------------------------------
@@ -63,7 +63,7 @@ class EarlyPulls:
         if link is None or not 0 < count <= len(self._stock):
             return False
         now = time.monotonic()
-        pull = OpenPull(
+        pull = BookedPull(
             number,
             request,
             peer,
@@ -98,7 +98,7 @@ class EarlyPulls:
     def restock(self, slots: bytes) -> None:
         self._stock.extend(struct.unpack(f"={len(slots) // SLOT_BYTES}Q", slots))
 
-    def begun(self) -> Iterator[OpenPull]:
+    def begun(self) -> Iterator[BookedPull]:
         """Pulls that have begun since the last time, in order."""
         while self._begun:
             pull = self._begun[0]
@@ -108,12 +108,12 @@ class EarlyPulls:
             self._begun.popleft()
             yield pull
 
-    def unsent(self) -> Iterator[OpenPull]:
+    def unsent(self) -> Iterator[BookedPull]:
         """Of those that have begun, the ones that could not be sent."""
         while self._unsent and self._unsent[0].number <= self._newest:
             yield self._unsent.popleft()
 
-    def unclaimed(self, request: str) -> OpenPull | None:
+    def unclaimed(self, request: str) -> BookedPull | None:
         """The pull that has begun for `request`."""
         return self._unclaimed.get(request)
 
@@ -121,7 +121,7 @@ class EarlyPulls:
         """The scheduler has heard of `request`."""
         del self._unclaimed[request]
 
-    def abandoned(self, now: float) -> Iterator[OpenPull]:
+    def abandoned(self, now: float) -> Iterator[BookedPull]:
         """Pulls whose request should have come long ago: vLLM has rejected it meanwhile."""
         while self._unclaimed:
             pull = next(iter(self._unclaimed.values()))

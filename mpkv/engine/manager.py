@@ -27,15 +27,15 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from mpkv.cluster.settings import EngineSettings, PeerAddress
+from mpkv.engine.booked_pull import SLOT_BYTES
 from mpkv.engine.metrics import Meter
-from mpkv.engine.open_pull import SLOT_BYTES
-from mpkv.engine.pulls import PullBook
+from mpkv.engine.pull_book import PullBook
 from mpkv.engine.region import DataRegion
 from mpkv.engine.source import addresses
 from mpkv.engine.supervisor import Supervisor
 from mpkv.memory import FILLING, MISS_SLOT, Ledger, block_ids
 from mpkv.messages import Compatibility, MissReason, Tier
-from mpkv.settings import EngineSettings, PeerAddress
 from mpkv.trace import Trace, open_trace
 
 # A store that has not completed by then will not hold up other requests any longer.

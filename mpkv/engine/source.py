@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from mpkv.settings import PeerAddress
+from mpkv.cluster.settings import PeerAddress
 
 log = logging.getLogger("mpkv.engine")
 

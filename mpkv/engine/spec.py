@@ -16,13 +16,13 @@ from vllm.v1.kv_offload.cpu.gpu_worker import CPUOffloadingWorker
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
+from mpkv.cluster.settings import check_exposure, decode_settings
 from mpkv.engine import metrics
 from mpkv.engine.copy_worker import CpuCopyWorker
 from mpkv.engine.huge_pages import create_with_huge_pages
 from mpkv.engine.manager import MpkvManager
 from mpkv.engine.region import region_path
 from mpkv.errors import ConfigRefused
-from mpkv.settings import check_exposure, decode_settings
 
 log = logging.getLogger("mpkv.engine")
 

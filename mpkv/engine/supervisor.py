@@ -22,7 +22,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from mpkv.engine.process import TERMINATE_S, HelperProcess
+from mpkv.cluster.settings import EngineSettings
+from mpkv.engine.helper_process import TERMINATE_S, HelperProcess
 from mpkv.engine.source import addresses
 from mpkv.memory import Consumer, Ledger, Producer, Ring
 from mpkv.messages import (
@@ -34,8 +35,7 @@ from mpkv.messages import (
     RingEnds,
     Tier,
 )
-from mpkv.orphans import remove_orphans
-from mpkv.settings import EngineSettings
+from mpkv.processes.orphans import remove_orphans
 
 log = logging.getLogger("mpkv.engine")
 

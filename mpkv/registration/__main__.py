@@ -14,7 +14,7 @@ import msgspec
 from mpkv.errors import MpkvError
 from mpkv.memory import Ledger, Ring
 from mpkv.messages import RegistrationStart
-from mpkv.process import go_first, show_as
+from mpkv.processes.process import go_first, show_as
 from mpkv.registration.bindings import prepare_environment
 from mpkv.registration.lifeline import Lifeline
 from mpkv.registration.outbox import Outbox

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 
 from mpkv.errors import HelperFailed
-from mpkv.health import Watch, pid_of, private_memory, short_of_descriptors
 from mpkv.memory import Counters, Ledger
 from mpkv.messages import Bounds
+from mpkv.processes.health import Watch, pid_of, private_memory, short_of_descriptors
 
 log = logging.getLogger("mpkv.registration")
 

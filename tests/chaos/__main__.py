@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from mpkv.settings import Integrity
+from mpkv.cluster.settings import Integrity
 from tests.chaos.namespaces import Namespaces
 from tests.chaos.network import Loopback, Network
 from tests.chaos.runner import ENGINES, Runner

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from mpkv.engine.process import HelperProcess
+from mpkv.engine.helper_process import HelperProcess
 from tests.chaos.blocks import Blocks, ChaosStandIn
 from tests.chaos.orders import HELPERS, Settle, Settled, Start, Verified, Verify
 from tests.chaos.requests import Requests

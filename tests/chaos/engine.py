@@ -17,9 +17,9 @@ from io import FileIO
 
 import msgspec
 
-from mpkv.engine.process import HelperProcess
+from mpkv.cluster.settings import PeerAddress
+from mpkv.engine.helper_process import HelperProcess
 from mpkv.messages import MissReason
-from mpkv.settings import PeerAddress
 from tests.chaos.blocks import Blocks, ChaosStandIn
 from tests.chaos.checks import Settling, Verifying
 from tests.chaos.orders import (

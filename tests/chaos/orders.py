@@ -2,7 +2,7 @@
 
 import msgspec
 
-from mpkv.settings import Integrity
+from mpkv.cluster.settings import Integrity
 
 HELPERS = ("control", "target", "initiator")
 # What all engines of a run are like. A pull takes some milliseconds, half of them its READ.

@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
-from mpkv.settings import Integrity
+from mpkv.cluster.settings import Integrity
 from tests.chaos.leaks import Machine, more_than
 from tests.chaos.member import Member
 from tests.chaos.network import Network

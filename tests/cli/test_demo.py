@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from mpkv.config import load_cluster
+from mpkv.cluster.config import load_cluster
 from mpkv.errors import HelperFailed
 from mpkv_cli.demo import replica as replica_module
 from mpkv_cli.demo.client import Metrics

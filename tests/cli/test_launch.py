@@ -16,7 +16,7 @@ import click
 import msgspec
 import pytest
 
-from mpkv.settings import decode_settings
+from mpkv.cluster.settings import decode_settings
 from mpkv_cli.vllm_dist import vllm_version
 from tests.cli.command import (
     GOOD,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from mpkv.config import load_cluster
-from mpkv.settings import Integrity, decode_settings
+from mpkv.cluster.config import load_cluster
+from mpkv.cluster.settings import Integrity, decode_settings
 from tests.cli.command import GOOD, REPOSITORY, run_mpkv, write_config
 
 SHIPPED = [

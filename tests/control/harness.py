@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from mpkv.cluster.settings import Integrity
 from mpkv.memory import FILLING, LANDING, Ledger, Ring, block_ids, create_segment
 from mpkv.messages import (
     Bounds,
@@ -34,7 +35,6 @@ from mpkv.messages import (
     Tier,
     ToEngine,
 )
-from mpkv.settings import Integrity
 from tests.control.common import (
     BLOCK_BYTES,
     COMPATIBILITY,

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import zmq
 
-from mpkv.control.wire import (
+from mpkv.control.network.wire import (
     PROTOCOL,
     Hello,
     ToDestination,

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from mpkv.cluster.settings import Integrity
 from mpkv.control.checksums import ONE_IN, Job, checksum, chosen, is_sampled, keys_at
 from mpkv.control.hashing import Hashing
 from mpkv.memory import FILLING, LANDING, Ledger, block_ids, create_segment, map_segment
 from mpkv.messages import KeyGroup, Tier
-from mpkv.settings import Integrity
 from tests.control.common import KEY_SIZE, keys, u32, wait_for
 
 BLOCKS = 64

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from mpkv.control.compare import describe, differences, nixl_version
-from mpkv.control.wire import PROTOCOL, Busy, Difference, Hello, Refuse, Welcome
+from mpkv.control.network.wire import PROTOCOL, Busy, Difference, Hello, Refuse, Welcome
 from mpkv.messages import MissReason, PullFailed
 from tests.control.common import COMPATIBILITY, keys, wait_for
 from tests.control.harness import Plane

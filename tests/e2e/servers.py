@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from mpkv.config import load_cluster
+from mpkv.cluster.config import load_cluster
 from mpkv_cli.demo.sessions import members, remove_shared_memory, shared_memory_of
 from mpkv_cli.serve import serve_command
 from tests.support.standin import free_port

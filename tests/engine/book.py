@@ -10,7 +10,7 @@ from collections import deque
 
 import msgspec
 
-from mpkv.engine.pulls import PullBook
+from mpkv.engine.pull_book import PullBook
 from mpkv.engine.supervisor import Link
 from mpkv.memory import Consumer, Ledger, Producer, Ring
 from mpkv.messages import KeyGroup, Pull, Pulled, ToControl

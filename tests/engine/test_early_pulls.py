@@ -6,7 +6,7 @@ import time
 import msgspec
 import pytest
 
-from mpkv.engine.pulls import PullBook
+from mpkv.engine.pull_book import PullBook
 from mpkv.memory import LANDING
 from mpkv.messages import CancelPull, KeyGroup, MissReason, PullFailed, ToControl
 from tests.engine.book import BLOCKS, Book

@@ -16,13 +16,13 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from mpkv.cluster.settings import EngineSettings, PeerAddress
 from mpkv.engine import manager as manager_module
 from mpkv.engine.manager import MpkvManager
 from mpkv.engine.region import region_path
 from mpkv.errors import SegmentRefused
 from mpkv.memory import Ledger
 from mpkv.messages import KeyGroup
-from mpkv.settings import EngineSettings, PeerAddress
 from tests.support.leftovers import Leftovers
 from tests.support.standin import COMPATIBILITY, StandIn, free_port, make_keys
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from mpkv.engine.pulls import RECORDS_PER_CALL
+from mpkv.engine.pull_book import RECORDS_PER_CALL
 from mpkv.memory import FILLING
 from mpkv.messages import (
     CancelPull,

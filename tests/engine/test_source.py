@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from mpkv.cluster.settings import PeerAddress
 from mpkv.engine.source import addresses, parse_source
-from mpkv.settings import PeerAddress
 
 
 def params(host: Any, port: Any) -> dict[str, Any]:

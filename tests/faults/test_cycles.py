@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import psutil
 
-from mpkv.control.initiators import MOST_FORGOTTEN
-from mpkv.settings import EngineSettings
+from mpkv.cluster.settings import EngineSettings
+from mpkv.control.destination.initiators import MOST_FORGOTTEN
 from tests.control.common import free_port
 from tests.control.raw import Proxy
 from tests.faults.conftest import MakeStandIn

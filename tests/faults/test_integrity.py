@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from mpkv.cluster.settings import Integrity
 from mpkv.control.checksums import is_sampled
 from mpkv.messages import MissReason
-from mpkv.settings import Integrity
 from tests.faults.conftest import MakeStandIn
 from tests.support.standin import StandIn, make_keys
 

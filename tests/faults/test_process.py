@@ -8,8 +8,8 @@ import time
 
 import psutil
 
-from mpkv.orphans import SHARED_MEMORY
-from mpkv.process import NICENESS
+from mpkv.processes.orphans import SHARED_MEMORY
+from mpkv.processes.process import NICENESS
 from tests.faults.conftest import MakeStandIn
 
 NAMES = ("control", "target", "initiator")

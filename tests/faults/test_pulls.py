@@ -6,8 +6,8 @@ import time
 import msgspec
 import pytest
 
+from mpkv.cluster.settings import PeerAddress
 from mpkv.messages import MissReason
-from mpkv.settings import PeerAddress
 from tests.faults.conftest import MakeStandIn
 from tests.support.standin import COMPATIBILITY, StandIn, free_port, make_keys
 

@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import strategies as st
 from msgspec import Struct, structs
 
-from mpkv.control.wire import (
+from mpkv.control.network.wire import (
     PROTOCOL,
     Ask,
     Busy,

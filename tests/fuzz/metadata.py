@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from mpkv.control.wire import MAX_METADATA, Welcome
+from mpkv.control.network.wire import MAX_METADATA, Welcome
 from tests.support.hostile import hostile_source, renamed, welcome_of
 from tests.support.standin import StandIn, make_keys
 

@@ -5,8 +5,8 @@ import time
 import zlib
 from collections.abc import Callable
 
-from mpkv.control import names
 from mpkv.control.__main__ import main
+from mpkv.control.network import names
 
 SLOW_S = 1.0
 WELL_KNOWN = "known.example"

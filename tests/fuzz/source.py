@@ -4,8 +4,9 @@ import zmq
 from hypothesis import strategies as st
 from msgspec import Struct, structs
 
+from mpkv.cluster.settings import Integrity
 from mpkv.control.checksums import checksum
-from mpkv.control.wire import (
+from mpkv.control.network.wire import (
     PROTOCOL,
     Ask,
     Confirm,
@@ -17,7 +18,6 @@ from mpkv.control.wire import (
     Welcome,
 )
 from mpkv.messages import KeyGroup
-from mpkv.settings import Integrity
 from tests.control.common import BLOCK_BYTES, COMPATIBILITY, keys, u32, wait_for
 from tests.control.harness import Plane
 from tests.control.raw import RawPeer, closing

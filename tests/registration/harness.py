@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from mpkv.engine.process import HelperProcess
+from mpkv.engine.helper_process import HelperProcess
 from mpkv.memory import Ledger, Ring, create_segment
 from mpkv.messages import (
     AddPeer,

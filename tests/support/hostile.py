@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 import zmq
 
-from mpkv.control.wire import (
+from mpkv.control.network.wire import (
     PROTOCOL,
     Ask,
     Confirm,

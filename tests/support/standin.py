@@ -14,12 +14,12 @@ from types import TracebackType
 
 import msgspec
 
-from mpkv.engine.process import HelperProcess
-from mpkv.engine.pulls import PullBook
+from mpkv.cluster.settings import EngineSettings, Integrity, PeerAddress
+from mpkv.engine.helper_process import HelperProcess
+from mpkv.engine.pull_book import PullBook
 from mpkv.engine.supervisor import BOUNDS, Supervisor
 from mpkv.memory import FILLING, Ledger, block_ids, create_segment
 from mpkv.messages import Bounds, Compatibility, KeyGroup, MissReason, Tier
-from mpkv.settings import EngineSettings, Integrity, PeerAddress
 from mpkv.trace import open_trace
 
 KEY_SIZE = 36

@@ -175,7 +175,7 @@ def pull(
     plot: Path | None,
 ) -> None:
     """How fast blocks move, beside bare NIXL and a plain copy."""
-    from mpkv.settings import Integrity
+    from mpkv.cluster.settings import Integrity
     from mpkv_cli.bench.pull import measure
 
     if quick:

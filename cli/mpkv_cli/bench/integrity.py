@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from mpkv.settings import Integrity
+from mpkv.cluster.settings import Integrity
 from mpkv_cli.bench.progress import Progress
 from mpkv_cli.bench.resources import need_memory, total_cpu_seconds
 from mpkv_cli.bench.result import SUMMARY_COLUMNS, Table, summary_cells

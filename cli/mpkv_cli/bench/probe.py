@@ -11,8 +11,8 @@ from typing import NamedTuple, Self, TypeVar
 
 import zmq
 
-from mpkv.control.sockets import Outgoing
-from mpkv.control.wire import (
+from mpkv.control.network.sockets import Outgoing
+from mpkv.control.network.wire import (
     PROTOCOL,
     Ask,
     Busy,

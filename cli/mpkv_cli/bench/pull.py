@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from mpkv.settings import Integrity
+from mpkv.cluster.settings import Integrity
 from mpkv_cli.bench.copying import Copies
 from mpkv_cli.bench.integrity import measure_checking
 from mpkv_cli.bench.lanes import measure_lanes

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpkv.engine.process import HelperProcess
-from mpkv.engine.pulls import PullBook
+from mpkv.cluster.settings import EngineSettings, Integrity, PeerAddress
+from mpkv.engine.helper_process import HelperProcess
+from mpkv.engine.pull_book import PullBook
 from mpkv.engine.supervisor import Supervisor
 from mpkv.errors import HelperFailed
 from mpkv.memory import FILLING, Ledger, block_ids, create_segment
 from mpkv.messages import Compatibility, KeyGroup, MissReason, Tier
-from mpkv.settings import EngineSettings, Integrity, PeerAddress
 
 KEY_SIZE = 36
 TOKENS_PER_KEY = 16

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from mpkv.config import load_cluster, names_a_path
+from mpkv.cluster.config import load_cluster, names_a_path
 from mpkv.errors import ConfigRefused, HelperFailed
 from mpkv_cli.demo.measure import PROMPT_TOKENS, Sample, measure, warm_up
 from mpkv_cli.demo.replica import Replica, stopped_at_exit, wait_healthy

@@ -1,5 +1,4 @@
-/* The ledger's methods for its one writer, the engine. */
-#include "bind_ledger.h"
+#include "bind_engine.h"
 
 #include <string.h>
 

@@ -2,6 +2,9 @@
 
 #include <unistd.h>
 
+#include "bind_engine.h"
+#include "bind_table.h"
+
 /* --- making, opening, closing ------------------------------------------------------ */
 
 static bool check_shape(const struct ledger_shape *shape)
@@ -115,28 +118,6 @@ static void ledger_dealloc(PyObject *object)
 {
     (void)unmap_and_close((struct ledger_object *)object); /* nobody is left to be told */
     release_instance(object);
-}
-
-bool ledger_is_open(const struct ledger_object *self)
-{
-    if (self->ledger.shared != NULL)
-        return true;
-    PyErr_SetString(PyExc_ValueError, "The ledger is closed.");
-    return false;
-}
-
-/* --- running without the GIL ------------------------------------------------------- */
-
-PyThreadState *begin_call(struct ledger_object *self)
-{
-    self->calls++;
-    return PyEval_SaveThread();
-}
-
-void end_call(struct ledger_object *self, PyThreadState *thread)
-{
-    PyEval_RestoreThread(thread);
-    self->calls--;
 }
 
 /* --- single words ------------------------------------------------------------------ */

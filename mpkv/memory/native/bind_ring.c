@@ -1,4 +1,4 @@
-#include "binding.h"
+#include "bind_ring.h"
 
 #include <unistd.h>
 

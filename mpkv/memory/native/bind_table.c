@@ -1,5 +1,4 @@
-/* The ledger's methods for any process: look, pin, unpin. */
-#include "bind_ledger.h"
+#include "bind_table.h"
 
 #include <string.h>
 

@@ -1,4 +1,9 @@
-/* What the binding files share. The only headers and files here that know of Python. */
+/* What the binding files share: it lies below all of them and calls none. They, and this,
+ * are the only files here that know of Python:
+ *
+ *     module.c -> bind_ring.c                                   -> binding.c
+ *              -> bind_ledger.c -> bind_table.c, bind_engine.c  -> ledger_object.c -> binding.c
+ */
 #ifndef MPKV_BINDING_H
 #define MPKV_BINDING_H
 
@@ -12,8 +17,8 @@
 extern PyObject *segment_refused;
 extern PyObject *ring_claimed;
 
-bool add_ring_types(PyObject *module);
-bool add_ledger_type(PyObject *module);
+/* False: raised. */
+bool fetch_errors(void);
 
 PyObject *add_type(PyObject *module, PyType_Spec *spec);
 

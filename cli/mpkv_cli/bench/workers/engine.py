@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mpkv.settings import Integrity
+from mpkv.cluster.settings import Integrity
 from mpkv_cli.bench.standin import StandIn, make_keys
 from mpkv_cli.bench.steps import StepLoop, compute_until
 from mpkv_cli.bench.worker import serve

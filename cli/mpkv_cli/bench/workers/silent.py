@@ -5,7 +5,7 @@ import threading
 import msgspec
 import zmq
 
-from mpkv.control.wire import PROTOCOL, Hello, Ping, Pong, Welcome, decode_to_source, encode
+from mpkv.control.network.wire import PROTOCOL, Hello, Ping, Pong, Welcome, decode_to_source, encode
 from mpkv_cli.bench.probe import Probe
 from mpkv_cli.bench.standin import KEY_SIZE
 from mpkv_cli.bench.worker import serve

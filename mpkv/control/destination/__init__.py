@@ -1,0 +1,16 @@
+"""The side that pulls for its own engine: greets sources, asks them, has their blocks READ.
+
+Part of the control-plane process. Never imports `mpkv.control.source`.
+
+    client.py      the side as a whole: what arrives goes to what it concerns
+    session.py     what is known of one address, and what sessions need of others
+    sessions.py    one session per address, however often it is lost and found
+    admission.py   which pulls cannot even begin
+    pulls.py       the life of each of the engine's pulls
+    open_pull.py   what is known of one of them
+    turns.py       how many of them may ask one peer at a time
+    answers.py     what the engine, the counters and the trace hear of them
+    checks.py      whether what landed is what the source has
+    quarantine.py  slots that a READ may still write after its pull failed
+    initiators.py  the process that READs, and the peers registered with it
+"""

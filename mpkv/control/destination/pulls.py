@@ -1,0 +1,399 @@
+"""The life of each of the engine's pulls, from its record to exactly one answer.
+
+    WAITING -> ASKED -> GRANTED -> READING -> CONFIRMING -> Pulled
+       |         |         |          |           |
+       +---------+---------+----------+-----------+---> PullFailed
+
+A pull waits for its session, for its turn there, for the source's grant, for the peer's
+registration with the initiator, for the READ and for the source's word that the bytes count;
+then, if they are to be checked, for its own checksums of them (CHECKING), begun with the
+Confirm. From every one of these it may fail; from READING its slots stay in quarantine.
+"""
+
+import heapq
+import logging
+from collections.abc import Callable
+
+from mpkv.control.destination.answers import Answers, why_denied
+from mpkv.control.destination.checks import Checks
+from mpkv.control.destination.initiators import Initiators, State
+from mpkv.control.destination.open_pull import LEASE_MARGIN_S, SLOT, OpenPull, Step
+from mpkv.control.destination.quarantine import Quarantine
+from mpkv.control.destination.session import Failure, Network, Phase, Session
+from mpkv.control.destination.turns import Turns
+from mpkv.control.network.wire import (
+    MAX_LEASE_MS,
+    Confirm,
+    Confirmed,
+    Denial,
+    Denied,
+    Grant,
+    NotConfirmed,
+    Release,
+    unpack_grant,
+)
+from mpkv.errors import WireRefused
+from mpkv.memory import Counters, block_ids
+from mpkv.messages import MissReason, Pull, Read
+
+log = logging.getLogger("mpkv.control")
+
+# Each time its session turns out to be unknown to the peer, a pull may ask once more.
+MAX_ASKS = 3
+# No pull may wait longer: the source would not keep its lease.
+LONGEST_PULL_S = MAX_LEASE_MS / 1000 - LEASE_MARGIN_S
+
+
+class Pulls:
+    """All open pulls. Speaks to peers by `network` and to the engine by `answers`."""
+
+    def __init__(
+        self,
+        *,
+        key_size: int,
+        blocks: int,
+        deadline_s: float,
+        epoch: Callable[[], int],
+        network: Network,
+        initiators: Initiators,
+        answers: Answers,
+        checks: Checks,
+        counters: Counters,
+    ) -> None:
+        self._key_size = key_size
+        self._deadline_s = min(deadline_s, LONGEST_PULL_S)
+        if deadline_s > LONGEST_PULL_S:
+            text = "pulls end after %g s, not after deadline_s = %g: leases last no longer"
+            log.warning(text, LONGEST_PULL_S, deadline_s)
+        self._epoch = epoch
+        self._network = network
+        self._initiators = initiators
+        self._answers = answers
+        self._checks = checks
+        self._counters = counters
+        self._quarantine = Quarantine(blocks)
+        self._turns = Turns()
+        self._open: dict[int, OpenPull] = {}
+        self._by_ask: dict[int, OpenPull] = {}
+        self._by_read: dict[int, OpenPull] = {}
+        self._deadlines: list[tuple[float, int]] = []
+        self._asks = 0
+        self._reads = 0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @property
+    def quarantined(self) -> int:
+        """How many READs of failed pulls have not ended."""
+        return len(self._quarantine)
+
+    # --- the engine ----------------------------------------------------------------------
+
+    def is_open(self, number: int) -> bool:
+        return number in self._open
+
+    def reject(self, pull: Pull, why: Failure) -> None:
+        """Answer a pull that never began."""
+        self._answers.failed(pull, why, slots_held=False)
+
+    def start(self, pull: Pull, session: Session, now: float) -> None:
+        keys = sum(len(group.keys) for group in pull.groups) // self._key_size
+        deadline = min(pull.deadline, pull.started + self._deadline_s)
+        opened = OpenPull(pull, session, deadline, keys, limit=len(pull.slots) // SLOT)
+        self._open[pull.pull] = opened
+        heapq.heappush(self._deadlines, (opened.deadline, pull.pull))
+        self._answers.started(pull)
+        if session.phase is Phase.UP:
+            self._ask_in_turn(opened, now)
+
+    def cancel(self, number: int) -> None:
+        pull = self._open.get(number)
+        if pull is not None:
+            self._fail(pull, Failure(MissReason.ABORTED, "the request was cancelled"))
+
+    # --- sessions ------------------------------------------------------------------------
+
+    def session_up(self, session: Session, now: float) -> None:
+        for ask in self._turns.abandoned(session.instance):
+            self._network.send(session.route, Release(session.instance, ask))
+        for pull in self._of(session):
+            if pull.step is Step.WAITING:
+                self._ask_in_turn(pull, now)
+            elif pull.step is Step.CONFIRMING:
+                # The first Confirm, or its answer, may have been lost with the connection.
+                self._confirm(pull)
+
+    def session_interrupted(self, session: Session) -> None:
+        for pull in self._of(session):
+            if pull.step is Step.ASKED and pull.asks >= MAX_ASKS:
+                detail = f"{session.label} lost the session {MAX_ASKS} times"
+                self._fail(pull, Failure(MissReason.PEER_DOWN, detail))
+            elif pull.step in (Step.ASKED, Step.QUEUED):
+                self._turns.give_back(pull)
+                pull.step = Step.WAITING
+
+    def instance_lost(self, session: Session, why: Failure) -> None:
+        for pull in self._of(session):
+            if pull.step in (Step.GRANTED, Step.READING, Step.CONFIRMING):
+                self._fail(pull, why)
+
+    def session_down(self, session: Session, why: Failure) -> None:
+        for pull in self._of(session):
+            # While its blocks are checked a pull needs nobody any more.
+            if pull.step is not Step.CHECKING:
+                self._fail(pull, why)
+
+    # --- the source's answers --------------------------------------------------------------
+
+    def granted(self, session: Session, grant: Grant, now: float) -> None:
+        pull = self._answered(session, grant.ask, Step.ASKED)
+        if pull is None:
+            return
+        if not grant.blocks:
+            why = Failure(MissReason.NOT_HELD, f"{session.label} holds none of it")
+            self._fail(pull, why, release=False)
+            return
+        try:
+            pull.indexes = unpack_grant(grant, pull.keys, pull.limit)
+        except WireRefused as error:
+            detail = f"{session.label} answered with {error}"
+            self._fail(pull, Failure(MissReason.TRANSFER_FAILED, detail))
+            return
+        pull.step = Step.GRANTED
+        pull.lease, pull.remote = grant.lease, grant.blocks
+        # The turn of the loop may have begun before the pull did.
+        pull.granted_at = max(now, pull.wanted.started)
+        pull.slots = pull.wanted.slots[: 2 * len(pull.indexes)]
+        self._answers.traced("grant_received", pull)
+        self._read_when_registered(pull, now)
+
+    def denied(self, session: Session, denied: Denied) -> None:
+        pull = self._answered(session, denied.ask, Step.ASKED)
+        if pull is None:
+            return
+        if denied.reason is Denial.QUOTA and self._turns.wait_for_another(pull):
+            # It was not looked at, so it counts as never asked.
+            pull.asks -= 1
+        else:
+            self._fail(pull, why_denied(denied, session.label), release=False)
+
+    def confirmed(self, session: Session, confirmed: Confirmed, now: float) -> None:
+        pull = self._answered(session, confirmed.ask, Step.CONFIRMING)
+        if pull is None:
+            return
+        if confirmed.lease != pull.lease:
+            self._counters.add("dropped_stale")
+            return
+        pull.step, pull.sent = Step.CHECKING, confirmed.checksums
+        if not self._checks.pending(pull):
+            self._end(pull, now)
+
+    def not_confirmed(self, session: Session, answer: NotConfirmed) -> None:
+        pull = self._answered(session, answer.ask, Step.CONFIRMING)
+        if pull is not None:
+            detail = f"{session.label} does not confirm the bytes: {answer.reason.value}"
+            self._fail(pull, Failure(MissReason.LEASE_LOST, detail), release=False)
+
+    # --- the initiator -----------------------------------------------------------------------
+
+    def registration_changed(self, instance: str, now: float) -> None:
+        """The peer has been added to the initiator, or could not be."""
+        for pull in list(self._open.values()):
+            if pull.step is Step.GRANTED and pull.session.instance == instance:
+                self._read_when_registered(pull, now)
+
+    def read_done(self, read: int, now: float) -> None:
+        pull = self._by_read.pop(read, None)
+        if pull is None:
+            self._quarantine_over(read)
+            return
+        pull.step, pull.read_at = Step.CONFIRMING, now
+        self._answers.traced("read_done", pull)
+        self._checks.begin(pull)
+        self._confirm(pull)
+
+    def read_failed(self, read: int, detail: str, posted: bool, now: float) -> None:
+        pull = self._by_read.get(read)
+        if pull is not None:
+            why = Failure(
+                MissReason.TRANSFER_FAILED, f"the READ from {pull.session.label} failed: {detail}"
+            )
+            if not posted:
+                del self._by_read[read]
+                pull.step = Step.GRANTED
+            self._fail(pull, why, broken_at=now)
+        elif posted:
+            self._quarantine.broken(read, now)
+        else:
+            self._quarantine_over(read)
+
+    def initiator_gone(self, now: float) -> None:
+        """It is dead or dying, but not yet known to be reaped."""
+        why = Failure(MissReason.HELPERS_DOWN, "the initiator died during the READ")
+        for pull in list(self._by_read.values()):
+            self._fail(pull, why)
+        for pull in list(self._open.values()):
+            if pull.step is Step.GRANTED:
+                # Its peer may be the one that the initiator died of.
+                self._read_when_registered(pull, now)
+
+    def initiator_reaped(self) -> None:
+        """No READ of any initiator before the one that just came can write any more."""
+        for number in self._quarantine.all_over():
+            self._answers.returned(number)
+
+    # --- time --------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> float | None:
+        """Do what time asks for; return when to call again at the latest."""
+        for pull in self._checks.over():
+            if pull.step is Step.CHECKING:
+                self._end(pull, now)
+        while self._deadlines:
+            deadline, number = self._deadlines[0]
+            late = self._open.get(number)
+            if late is not None:
+                if now < deadline:
+                    break
+                self._time_out(late)
+            heapq.heappop(self._deadlines)
+        due = [self._deadlines[0][0]] if self._deadlines else []
+        if len(self._quarantine) and self._initiators.alive:
+            why = self._quarantine.verdict(now, others_read=bool(self._by_read))
+            if why is not None:
+                self._initiators.kill(why, now)
+            else:
+                due.append(self._quarantine.next_due())
+        # An ask that cannot be sent gives its turn to the next at once.
+        while in_turn := self._turns.next():
+            for pull in in_turn:
+                self._ask(pull, now)
+        return min(due, default=None)
+
+    # --- steps -------------------------------------------------------------------------------
+
+    def _ask_in_turn(self, pull: OpenPull, now: float) -> None:
+        if self._turns.take(pull, pull.session.instance):
+            self._ask(pull, now)
+
+    def _ask(self, pull: OpenPull, now: float) -> None:
+        # The next initiator has nothing to do with what the last one left unfinished.
+        if self._initiators.alive and self._quarantine.suspects(pull.session.instance):
+            detail = f"an earlier READ from {pull.session.label} has not ended"
+            self._fail(pull, Failure(MissReason.TRANSFER_FAILED, detail))
+            return
+        if pull.ask:
+            self._release(pull)
+        self._by_ask.pop(pull.ask, None)
+        self._asks += 1
+        pull.asks += 1
+        pull.ask, pull.step = self._asks, Step.ASKED
+        self._by_ask[pull.ask] = pull
+        session = pull.session
+        if not self._network.send(session.route, pull.as_ask(now, self._checks.integrity)):
+            self._fail(pull, Failure(MissReason.PEER_DOWN, f"cannot send to {session.label}"))
+
+    def _read_when_registered(self, pull: OpenPull, now: float) -> None:
+        if self._quarantine.recycles_soon(now):
+            # The next initiator will READ, as soon as it has registered the peer.
+            return
+        registration = self._initiators.registration(pull.session.instance, now)
+        if registration is None or registration.state is State.FAILED:
+            detail = registration.detail if registration else "the peer is gone"
+            why = f"cannot register {pull.session.label} with NIXL: {detail}"
+            self._fail(pull, Failure(MissReason.TRANSFER_FAILED, why))
+        elif registration.state is State.ADDED:
+            self._read(pull)
+
+    def _read(self, pull: OpenPull) -> None:
+        self._reads += 1
+        read = Read(self._reads, pull.session.instance, pull.remote, block_ids(pull.slots))
+        if not self._initiators.read(read):
+            self._fail(pull, Failure(MissReason.QUEUE_FULL, "the ring to the initiator is full"))
+            return
+        pull.step, pull.read = Step.READING, read.read
+        self._by_read[read.read] = pull
+        self._counters.add("reads")
+        self._answers.traced("read_posted", pull)
+
+    def _confirm(self, pull: OpenPull) -> None:
+        session = pull.session
+        if session.phase is not Phase.UP:
+            # Interrupted: the Confirm follows when the same instance answers again.
+            return
+        confirm = Confirm(session.instance, pull.ask, pull.lease, pull.wanted.epoch)
+        if not self._network.send(session.route, confirm):
+            self._fail(pull, Failure(MissReason.PEER_DOWN, f"cannot send to {session.label}"))
+
+    def _end(self, pull: OpenPull, now: float) -> None:
+        """The source has confirmed the bytes of `pull`, and whatever is checked can be."""
+        why: Failure | None
+        if pull.wanted.epoch != self._epoch():
+            why = Failure(MissReason.CACHE_RESET, "the cache was reset meanwhile")
+        else:
+            why = self._checks.objection(pull, now)
+        if why is not None:
+            self._fail(pull, why)
+            return
+        self._close(pull)
+        self._answers.pulled(pull, now)
+
+    def _time_out(self, pull: OpenPull) -> None:
+        waited = pull.deadline - pull.wanted.started
+        detail = f"{pull.session.label}: still waiting for {pull.step.value} after {waited:.3g} s"
+        # The bytes are here, but nobody says that they are good.
+        late = pull.step is Step.CONFIRMING
+        self._fail(pull, Failure(MissReason.LEASE_LOST if late else MissReason.TIMED_OUT, detail))
+
+    def _fail(
+        self, pull: OpenPull, why: Failure, *, release: bool = True, broken_at: float = 0.0
+    ) -> None:
+        """End `pull`; only a READ that was given to an initiator keeps its slots."""
+        held = pull.step is Step.READING
+        if held:
+            suspect = why.reason is not MissReason.ABORTED
+            kept = self._quarantine.hold(pull, suspect=suspect, broken_at=broken_at)
+            self._counters.add("slots_quarantined", kept)
+        # The Confirm ends its lease, unless it waits there for checksums.
+        unanswered = pull.step is Step.CONFIRMING and pull.job is not None
+        if release and (unanswered or pull.step in (Step.ASKED, Step.GRANTED, Step.READING)):
+            self._release(pull)
+        self._close(pull)
+        self._answers.failed(pull.wanted, why, slots_held=held)
+
+    def _close(self, pull: OpenPull) -> None:
+        del self._open[pull.wanted.pull]
+        self._turns.give_back(pull)
+        self._checks.drop(pull)
+        pull.step = Step.OVER
+        self._by_ask.pop(pull.ask, None)
+        self._by_read.pop(pull.read, None)
+
+    def _release(self, pull: OpenPull) -> None:
+        """Best effort: a lease that hears nothing ends by its clock."""
+        session = pull.session
+        if session.phase is Phase.UP:
+            self._network.send(session.route, Release(session.instance, pull.ask))
+        elif pull.asked_of:
+            self._turns.abandon(pull)
+
+    def _quarantine_over(self, read: int) -> None:
+        number = self._quarantine.over(read)
+        if number is None:
+            self._counters.add("dropped_stale")
+        else:
+            self._answers.returned(number)
+
+    # --- looking up --------------------------------------------------------------------------
+
+    def _of(self, session: Session) -> list[OpenPull]:
+        return [pull for pull in self._open.values() if pull.session is session]
+
+    def _answered(self, session: Session, ask: int, step: Step) -> OpenPull | None:
+        """The pull that an answer belongs to, if it waits for just that."""
+        pull = self._by_ask.get(ask)
+        if pull is None or pull.session is not session or pull.step is not step:
+            self._counters.add("dropped_stale")
+            return None
+        return pull

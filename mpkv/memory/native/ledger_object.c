@@ -1,0 +1,21 @@
+#include "ledger_object.h"
+
+bool ledger_is_open(const struct ledger_object *self)
+{
+    if (self->ledger.shared != NULL)
+        return true;
+    PyErr_SetString(PyExc_ValueError, "The ledger is closed.");
+    return false;
+}
+
+PyThreadState *begin_call(struct ledger_object *self)
+{
+    self->calls++;
+    return PyEval_SaveThread();
+}
+
+void end_call(struct ledger_object *self, PyThreadState *thread)
+{
+    PyEval_RestoreThread(thread);
+    self->calls--;
+}

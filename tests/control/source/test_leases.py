@@ -1,0 +1,167 @@
+"""Leases: what is pinned for whom, and when a confirmation is refused."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from mpkv.control.network.wire import MAX_LEASES, Loss
+from mpkv.control.source.leases import REMEMBERED, Leases
+from mpkv.memory import FILLING, Ledger
+from tests.control.common import KEY_SIZE, keys
+
+BLOCKS = 64
+
+
+class Desk:
+    """Leases over a real ledger, with a target that the test can end."""
+
+    def __init__(self) -> None:
+        self.engine = Ledger.create(BLOCKS, KEY_SIZE)
+        self.control = Ledger.attach(self.engine.fd)
+        self.target_alive = True
+        self.keys = keys("a", BLOCKS)
+        allocated = self.engine.allocate(BLOCKS, FILLING)
+        assert allocated is not None
+        self.engine.publish(allocated[0], b"".join(self.keys), False)
+        self.ended: list[tuple[int, Loss]] = []
+        self.leases = Leases(
+            self.control,
+            lambda: self.target_alive,
+            self.control.counters("control"),
+            lambda lease, loss: self.ended.append((lease.number, loss)),
+        )
+
+    def pin(self, *positions: int) -> bytes:
+        return self.control.pin_many(b"".join(self.keys[at] for at in positions))
+
+    def open(self, *positions: int, peer: str = "p", ask: int = 1, lease_ms: int = 1000) -> int:
+        slots = self.pin(*positions)
+        epoch = self.control.epoch
+        return self.leases.open(peer, ask, slots, epoch, lease_ms, now=0.0).number
+
+    def confirm(
+        self, lease: int, *, peer: str = "p", ask: int = 1, epoch: int = 0, now: float = 0.1
+    ) -> Loss | None:
+        return self.leases.confirm(peer, ask, lease, epoch, now)
+
+    def pins(self) -> int:
+        return self.engine.counts()["control_pins"]
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    made = Desk()
+    yield made
+    made.control.close()
+    made.engine.close()
+
+
+def test_confirmed_once_and_unpinned(desk: Desk) -> None:
+    lease = desk.open(0, 1, 2)
+    assert desk.pins() == 3
+    assert desk.confirm(lease) is None
+    assert desk.pins() == 0
+    assert desk.confirm(lease) is Loss.UNKNOWN
+
+
+def test_not_confirmed_after_expiry_seen_or_not(desk: Desk) -> None:
+    unseen, seen = desk.open(0, ask=1), desk.open(1, ask=2)
+    assert desk.confirm(unseen, now=1.0) is Loss.EXPIRED
+    assert desk.leases.expire(0.999) == 1.0
+    assert desk.pins() == 1
+    assert desk.leases.expire(1.0) is None
+    assert desk.pins() == 0
+    assert desk.confirm(seen, ask=2, now=1.1) is Loss.EXPIRED
+    assert len(desk.leases) == 0
+    # The peer itself has ended the one, its clock the other.
+    assert desk.ended == [(unseen, Loss.UNKNOWN), (seen, Loss.EXPIRED)]
+
+
+def test_not_confirmed_for_another_content(desk: Desk) -> None:
+    before, asked, dropped = (desk.open(at, ask=at) for at in (1, 2, 3))
+    assert desk.confirm(asked, ask=2, epoch=7) is Loss.EPOCH
+    desk.engine.set_epoch(1)
+    assert desk.confirm(before, ask=1) is Loss.EPOCH
+    # The old content's pins do not wait for their clocks.
+    desk.leases.expire(0.2)
+    assert desk.pins() == 0
+    assert desk.confirm(dropped, ask=3) is Loss.EPOCH
+
+
+def test_a_lease_of_the_new_content_outlives_the_look_that_finds_it_new(desk: Desk) -> None:
+    desk.open(0, ask=1)
+    desk.engine.set_epoch(1)
+    # Granted between the reset and the next look.
+    fresh = desk.open(1, ask=2)
+    desk.leases.expire(0.2)
+    assert desk.pins() == 1
+    assert desk.confirm(fresh, ask=2, epoch=1) is None
+
+
+def test_not_confirmed_without_a_target(desk: Desk) -> None:
+    lease = desk.open(0)
+    desk.target_alive = False
+    assert desk.confirm(lease) is Loss.TARGET_DOWN
+    assert desk.pins() == 0
+
+
+def test_not_confirmed_when_a_pin_was_taken_away(desk: Desk) -> None:
+    lease = desk.open(0, 1)
+    desk.engine.zero_control_pins()
+    assert desk.confirm(lease) is Loss.PINS_LOST
+
+
+def test_a_lease_belongs_to_its_peer_and_its_ask(desk: Desk) -> None:
+    lease = desk.open(0, peer="p", ask=1)
+    assert desk.confirm(lease, peer="q") is Loss.UNKNOWN
+    assert desk.confirm(lease, ask=2) is Loss.UNKNOWN
+    assert not desk.leases.release("q", 1)
+    assert desk.pins() == 1
+    assert desk.leases.release("p", 1)
+    assert not desk.leases.release("p", 1)
+    assert desk.pins() == 0
+
+
+def test_a_peer_that_is_gone_keeps_nothing(desk: Desk) -> None:
+    for ask in range(3):
+        desk.open(ask, peer="p", ask=ask)
+    kept = desk.open(9, peer="q")
+    desk.leases.drop_peer("p")
+    assert desk.pins() == 1
+    assert desk.confirm(kept, peer="q") is None
+
+
+def test_quotas(desk: Desk) -> None:
+    assert desk.leases.room("p") == BLOCKS // 4
+    desk.open(*range(12), peer="p", ask=1)
+    assert desk.leases.room("p") == 4
+    desk.open(*range(12, 28), peer="q")
+    # All peers together: half of the tier.
+    assert desk.leases.room("p") == 4
+    assert desk.leases.room("r") == 4
+    desk.leases.release("p", 1)
+    assert desk.leases.room("p") == BLOCKS // 4
+
+
+def test_the_number_of_leases_of_a_peer_is_bounded(desk: Desk) -> None:
+    for ask in range(MAX_LEASES):
+        assert desk.leases.room("p")
+        desk.leases.open("p", ask, b"", 0, 1000, now=0.0)
+    assert desk.leases.room("p") == 0
+    assert desk.leases.room("q") > 0
+
+
+def test_what_is_remembered_of_lost_leases_is_bounded(desk: Desk) -> None:
+    numbers = []
+    for ask in range(REMEMBERED + 1):
+        numbers.append(desk.leases.open("p", ask, b"", 0, 1, now=0.0).number)
+        desk.leases.expire(1.0)
+    assert desk.confirm(numbers[0], ask=0) is Loss.UNKNOWN
+    assert desk.confirm(numbers[1], ask=1) is Loss.EXPIRED
+
+
+def test_a_lease_lasts_at_most_a_minute(desk: Desk) -> None:
+    desk.open(0, lease_ms=10**9)
+    assert desk.leases.expire(59.9) == 60.0
+    assert desk.leases.expire(60.0) is None
+    assert desk.pins() == 0
