@@ -175,11 +175,12 @@ class KeyGroup(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fiel
 
 
 class Pull(msgspec.Struct, tag="pull", array_like=True, frozen=True, forbid_unknown_fields=True):
-    """Fetch what `peer` (`host:port`) holds of `groups` into `slots`.
+    """Fetch what `peer` (`host:port`) holds of `groups` into `slots`; what it does not hold
+    may come from `also`, the other ranks of its node.
 
-    The answer is exactly one `Pulled` or `PullFailed`. Indexes in the answer count
-    through the keys of all groups in order. All groups start at the same token; a group
-    without keys counts as satisfied.
+    The answer is any number of `Pulled` with `more`, then exactly one `Pulled` without, or
+    one `PullFailed`. Indexes in the answers count through the keys of all groups in order.
+    All groups start at the same token; a group without keys counts as satisfied.
     """
 
     pull: int
@@ -190,6 +191,7 @@ class Pull(msgspec.Struct, tag="pull", array_like=True, frozen=True, forbid_unkn
     epoch: int
     started: float
     deadline: float
+    also: tuple[str, ...] = ()
 
 
 class CancelPull(
@@ -209,7 +211,12 @@ ToControl = Pull | CancelPull
 class Pulled(
     msgspec.Struct, tag="pulled", array_like=True, frozen=True, forbid_unknown_fields=True
 ):
-    """`slots[i]` now holds the confirmed bytes of key `indexes[i]`."""
+    """`slots[i]` now holds the confirmed bytes of key `indexes[i]`.
+
+    Slots are used in the order in which the pull brought them, by one part after the other.
+    With `more` the pull goes on; the last part says in `missing` why what was asked for and
+    never given was not.
+    """
 
     pull: int
     indexes: bytes
@@ -217,13 +224,16 @@ class Pulled(
     granted: float
     read: float
     confirmed: float
+    more: bool = False
+    missing: MissReason | None = None
 
 
 class PullFailed(
     msgspec.Struct, tag="failed", array_like=True, frozen=True, forbid_unknown_fields=True
 ):
-    """The pull ended as a miss. While `slots_held`, a READ may still write its slots:
-    they come back with `SlotsReturned` and may not be touched before."""
+    """The pull ended; what it has not brought until now is missed. While `slots_held`, a READ
+    may still write its other slots: they come back with `SlotsReturned` and may not be touched
+    before."""
 
     pull: int
     reason: MissReason
