@@ -49,6 +49,10 @@ class Blocks:
     def idle(self) -> bool:
         return not (self._loads or self._stores)
 
+    def missing(self, keys: list[bytes]) -> list[bytes]:
+        find = self._engine.ledger.find
+        return [key for key in keys if find(key) < 0]
+
     def hit(self, key: bytes) -> bool:
         """Look `key` up; if it is here, compare every byte."""
         block = self._engine.ledger.find(key)
@@ -69,8 +73,7 @@ class Blocks:
     def begin_store(self, keys: list[bytes]) -> None:
         """Begin to write those of `keys` that are neither here nor on their way."""
         filling = {key for store in self._stores for key in store.keys}
-        find = self._engine.ledger.find
-        missing = [key for key in keys if key not in filling and find(key) < 0]
+        missing = [key for key in self.missing(keys) if key not in filling]
         allocated = self._engine.ledger.allocate(len(missing), FILLING) if missing else None
         if allocated is not None:
             store = self._copy(allocated[0], missing)

@@ -22,15 +22,18 @@ class Verifying:
 
     def __init__(self, start: Start, order: Verify, blocks: Blocks, requests: Requests) -> None:
         self._order = order
+        self._blocks = blocks
         self._requests = requests
         self._until = time.monotonic() + order.limit_s
         self._missing = set(start.sources)
         self._next_at = dict.fromkeys(start.sources, 0.0)
-        blocks.store_now(self._keys(start.name))
+        self._own = self._keys(start.name)
 
     def step(self) -> Verified | None:
         """Try again; the report once it is over."""
         now = time.monotonic()
+        # Whether others reach this engine is asked here, not how long it keeps a block.
+        self._blocks.store_now(self._blocks.missing(self._own))
         for source in self._missing:
             if now >= self._next_at[source]:
                 self._next_at[source] = float("inf")
