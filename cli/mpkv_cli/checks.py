@@ -4,10 +4,12 @@ import errno
 import os
 import re
 import socket
-from pathlib import Path
 from typing import NoReturn
 
-from mpkv.cluster.config import Cluster, Node, names_a_path
+from mpkv.cluster.backends import installed_backends
+from mpkv.cluster.config import Cluster, names_a_path
+from mpkv.cluster.sections import Node
+from mpkv.cluster.words import shown
 from mpkv.errors import ConfigRefused
 from mpkv_cli.leftovers import SHARED_MEMORY
 from mpkv_cli.serve import flag_value
@@ -27,6 +29,7 @@ def check_node(cluster: Cluster, node: Node, extra_args: tuple[str, ...]) -> Non
         )
     _check_sync_loads(cluster)
     _check_model(cluster)
+    _check_backends(cluster)
     for port in node.ports:
         _check_port(cluster, node, node.listen, port, "port")
     if node.http_port:
@@ -49,11 +52,21 @@ def _check_sync_loads(cluster: Cluster) -> None:
 
 def _check_model(cluster: Cluster) -> None:
     model = cluster.model()
-    if names_a_path(cluster.vllm.model) and not Path(model).exists():
+    if names_a_path(cluster.vllm.model) and not os.path.exists(model):
         raise ConfigRefused(
             f"{cluster.path}: [vllm] model: {model} does not exist; "
             "put the model there, or correct the path (it is relative to the file)."
         )
+
+
+def _check_backends(cluster: Cluster) -> None:
+    installed = installed_backends()
+    for backend in cluster.nixl.backends:
+        if installed and backend not in installed:
+            raise ConfigRefused(
+                f'{cluster.path}: [nixl] backends: NIXL has no plugin for "{backend}" on this '
+                f"machine, only for {', '.join(sorted(installed))}; install it, or leave it out."
+            )
 
 
 def _check_port(cluster: Cluster, node: Node, host: str, port: int, key: str) -> None:
@@ -64,25 +77,29 @@ def _check_port(cluster: Cluster, node: Node, host: str, port: int, key: str) ->
             # As the server will: connections of an earlier one that linger do not matter.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         _refuse_port(place, node, host, port, error)
 
 
-def _refuse_port(place: str, node: Node, host: str, port: int, error: OSError) -> NoReturn:
+def _refuse_port(
+    place: str, node: Node, host: str, port: int, error: OSError | UnicodeError
+) -> NoReturn:
     ranks = node.data_parallel_size
     base = f" (rank {port - node.port} of {ranks})" if port in node.ports and ranks > 1 else ""
-    if error.errno == errno.EADDRINUSE:
+    number = getattr(error, "errno", None)
+    if number == errno.EADDRINUSE:
         raise ConfigRefused(
             f"{place}: {host}:{port}{base} is taken by another process; "
             "stop that process or choose another port."
         ) from None
-    if error.errno == errno.EADDRNOTAVAIL:
+    if number == errno.EADDRNOTAVAIL:
         raise ConfigRefused(
             f"{place}: this machine has no address {host}; "
             "launch this node on its own machine, or correct the address."
         ) from None
     raise ConfigRefused(
-        f"{place}: {host}:{port}{base} cannot be listened on ({error.strerror}); "
+        f"{place}: {shown(host)}:{port}{base} cannot be listened on "
+        f"({getattr(error, 'strerror', error)}); "
         "choose another address or port."
     ) from None
 

@@ -3,7 +3,9 @@
 import os
 import sys
 
-from mpkv.cluster.config import Cluster, Node
+from mpkv.cluster.config import Cluster
+from mpkv.cluster.sections import Node
+from mpkv.errors import ConfigRefused
 from mpkv.processes.orphans import remove_orphans
 from mpkv_cli.checks import check_node
 from mpkv_cli.leftovers import remove_stale_regions
@@ -20,4 +22,10 @@ def launch_node(
     check_node(cluster, node, extra_args)
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(command.argv[0], command.argv, command.environment())
+    try:
+        os.execve(command.argv[0], command.argv, command.environment())
+    except OSError as error:
+        raise ConfigRefused(
+            f'{cluster.path}: [[node]] "{node.name}": its command cannot be started '
+            f"({error.strerror}); shorten args and env, or the list of nodes."
+        ) from None

@@ -1,6 +1,7 @@
 """The commands and their options; what they do is in the modules they call."""
 
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,9 @@ def render(config: str, node: str | None, trace_dir: str, vllm_args: tuple[str, 
     from mpkv_cli.serve import serve_command
 
     cluster = load_cluster(config)
-    click.echo(render_command(serve_command(cluster, cluster.node(node), vllm_args, trace_dir)))
+    command = serve_command(cluster, cluster.node(node), vllm_args, trace_dir)
+    # As bytes: names of files and arguments may be no UTF-8.
+    click.echo(os.fsencode(render_command(command)))
 
 
 @main.command()

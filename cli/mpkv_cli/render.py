@@ -12,7 +12,8 @@ def render_command(command: ServeCommand) -> str:
     lines = [shlex.join(words), shlex.join(command.argv[:5])]
     for word in command.argv[5:]:
         previous = lines[-1]
-        if word.startswith("{"):
+        # Only what mpkv wrote itself is JSON for certain.
+        if previous.strip() == "--kv-transfer-config":
             lines[-1] = f"{previous} {shlex.quote(json.dumps(json.loads(word), indent=2))}"
         elif word.startswith("-"):
             lines.append(shlex.quote(word))

@@ -11,7 +11,8 @@ from typing import Any
 
 import msgspec
 
-from mpkv.cluster.config import Cluster, Node
+from mpkv.cluster.config import Cluster
+from mpkv.cluster.sections import Node
 from mpkv.errors import ConfigRefused
 from mpkv_cli.vllm_dist import metadata_path
 

@@ -6,11 +6,15 @@ by which configuration reaches the engine and, through it, the helpers.
 """
 
 import enum
-import ipaddress
-from typing import Any, Literal
+from collections.abc import Iterator
+from typing import Any, Literal, NoReturn
 
 import msgspec
 
+from mpkv.cluster import rules
+from mpkv.cluster.addresses import is_loopback, wrong_host, wrong_listen
+from mpkv.cluster.backends import wrong_backends
+from mpkv.cluster.words import shown
 from mpkv.errors import ConfigRefused
 
 
@@ -72,21 +76,46 @@ def decode_settings(raw: Any) -> EngineSettings:
     Raises ConfigRefused naming the key that is wrong.
     """
     try:
-        return msgspec.convert(raw, EngineSettings, strict=True)
+        settings = msgspec.convert(raw, EngineSettings, strict=True)
     except msgspec.ValidationError as error:
-        raise ConfigRefused(
-            f'kv_connector_extra_config["mpkv"]: {error}. '
-            "Expected the object that `mpkv render CONFIG --node NAME` prints; "
-            "print it again and use it unchanged."
-        ) from None
+        _refuse(f": {shown(str(error))}")
+    except RecursionError:
+        _refuse(": nested too deep")
+    for key, complaint in (*_complaints(settings), *_peer_complaints(settings.peers)):
+        if complaint:
+            _refuse(f".{key}: {complaint}")
+    return settings
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach `host`."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+def _refuse(complaint: str) -> NoReturn:
+    raise ConfigRefused(
+        f'kv_connector_extra_config["mpkv"]{complaint}. '
+        "Expected the object that `mpkv render CONFIG --node NAME` prints; "
+        "print it again and use it unchanged."
+    ) from None
+
+
+def _complaints(settings: EngineSettings) -> Iterator[tuple[str, str | None]]:
+    yield "node", rules.wrong_name(settings.node)
+    yield "listen", wrong_listen(settings.listen)
+    yield "ranks", rules.wrong_ranks(settings.ranks)
+    yield "port", rules.wrong_port(settings.port, settings.ranks)
+    yield "advertise", wrong_host(settings.advertise)
+    yield "deadline_s", rules.wrong_deadline(settings.deadline_s)
+    yield "head_start", rules.wrong_head_start(settings.head_start)
+    yield "backends", wrong_backends(settings.backends)
+    yield "lanes", rules.wrong_lanes(settings.lanes)
+    yield "revision", rules.wrong_revision(settings.revision)
+    yield "trace_dir", rules.wrong_arguments((settings.trace_dir,))
+
+
+def _peer_complaints(peers: tuple[PeerAddress, ...]) -> Iterator[tuple[str, str | None]]:
+    for index, peer in enumerate(peers):
+        place = f"peers[{index}]"
+        yield f"{place}.name", rules.wrong_name(peer.name)
+        yield f"{place}.host", wrong_host(peer.host)
+        yield f"{place}.ranks", rules.wrong_ranks(peer.ranks)
+        yield f"{place}.port", rules.wrong_port(peer.port, peer.ranks)
 
 
 def check_exposure(settings: EngineSettings) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from mpkv.cluster.config import Cluster, load_cluster
-from mpkv.cluster.config_text import parse_size
 from mpkv.cluster.settings import PeerAddress
+from mpkv.cluster.sizes import parse_size
 from mpkv.errors import ConfigRefused
 from tests.cli.command import GOOD, NODE, REPOSITORY, write_config
 
@@ -304,10 +304,10 @@ def test_a_missing_and_a_foreign_file(tmp_path: Path) -> None:
 
 def test_an_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Root may read any file, so the refusal has to come from somewhere else.
-    def refuse(self: Path, encoding: str) -> str:
+    def refuse(path: str, flags: int) -> int:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_text", refuse)
+    monkeypatch.setattr("mpkv.cluster.config_text.os.open", refuse)
     with pytest.raises(
         ConfigRefused,
         match=r"x\.toml: cannot be read \(Permission denied\); make it readable for this user",

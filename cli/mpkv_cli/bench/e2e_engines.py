@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mpkv.cluster.config import Cluster, Node, load_cluster
+from mpkv.cluster.config import Cluster, load_cluster
+from mpkv.cluster.sections import Node
 from mpkv.errors import HelperFailed
 from mpkv_cli.bench.standin import free_port
 from mpkv_cli.demo.replica import Replica

@@ -55,7 +55,8 @@ class Client:
     def healthy(self) -> bool:
         try:
             return self._get("/health", timeout_s=5.0)[0] == 200
-        except OSError:
+        # The server says itself what is wrong with a name that cannot be one.
+        except (OSError, UnicodeError, http.client.InvalidURL):
             return False
 
     def metrics(self) -> Metrics:

@@ -11,7 +11,8 @@ from types import FrameType
 
 import psutil
 
-from mpkv.cluster.config import Cluster, Node
+from mpkv.cluster.config import Cluster
+from mpkv.cluster.sections import Node
 from mpkv.errors import HelperFailed
 from mpkv_cli.demo.client import Client, Source
 from mpkv_cli.demo.sessions import members, remove_shared_memory, shared_memory_of
