@@ -6,6 +6,7 @@ does, and is usually over before the scheduler first looks at it.
 
 import logging
 import math
+from typing import Any
 
 import vllm
 from vllm.config import VllmConfig
@@ -32,6 +33,7 @@ from vllm.v1.request import Request
 
 from mpkv.engine.compatibility import build_compatibility
 from mpkv.engine.input_thread import listen
+from mpkv.engine.log_line import LoggedStats
 from mpkv.engine.logs import log_beside_vllm
 from mpkv.engine.manager import MpkvManager
 from mpkv.engine.source import find_source, parse_source
@@ -181,6 +183,13 @@ class MpkvConnector(OffloadingConnector):
             if not self._stale_reports:
                 self._manager.on_reset_flushed()
         super().update_connector_output(connector_output)
+
+    # --- log -------------------------------------------------------------------------
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> LoggedStats:
+        """vLLM asks for it where it logs; its metrics take `data` as it is."""
+        return LoggedStats() if data is None else LoggedStats(data=data)
 
     # --- trace -----------------------------------------------------------------------
 
