@@ -5,8 +5,6 @@ PYTHON ?= python3
 BIN := .venv/bin
 # A build for CPUs: other builds bring gigabytes of CUDA that this machine may not need.
 TORCH ?= torch==2.13.0+cpu
-# Packages that come with vLLM on the CPU but do not match that torch; vLLM runs without.
-UNMATCHED := torchvision torchaudio torchcodec
 PIP_INSTALL := $(BIN)/python -m pip install -qq --progress-bar off
 
 # vLLM's next version, of which there is no build for the CPU: tests run its Python on the
@@ -67,12 +65,7 @@ clean:
 	    { echo "mpkv needs Python 3.11 or newer: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
 	@echo "Installing into .venv, some minutes the first time"
 	@$(PYTHON) -m venv .venv
-	@echo "  1/2 PyTorch for the CPU"
-	@$(PIP_INSTALL) '$(TORCH)' || { echo "pip found no $(TORCH); README.md, \
-	\"Installing\", says which index has it" >&2; exit 1; }
-	@echo "  2/2 vLLM for the CPU, NIXL and what tests and benchmarks need"
-	@$(PIP_INSTALL) -e '.[cpu,test,bench]'
-	@$(BIN)/python -m pip uninstall -qq -y $(UNMATCHED)
+	@$(BIN)/python -m tests.support.install_cpu '$(TORCH)'
 	@touch $@
 
 # Built again whenever the C changes.
