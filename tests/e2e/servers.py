@@ -87,7 +87,7 @@ class Server:
         self.resets = 0
         self._log_path = log_path
         with log_path.open("ab") as log:
-            # A session of its own: what is left of it can be found and ended by group.
+            # A session of its own: what is left of it can be found and ended.
             self._popen = subprocess.Popen(
                 argv,
                 env=env,
@@ -96,10 +96,7 @@ class Server:
                 stderr=log,
                 start_new_session=True,
             )
-
-    @property
-    def group(self) -> int:
-        return self._popen.pid
+        self._sessions = {self._popen.pid}
 
     def wait_healthy(self) -> None:
         until = time.monotonic() + START_S
@@ -199,7 +196,7 @@ class Server:
     def processes(self, pattern: str = "") -> list[int]:
         """Pids of this server's session whose command line contains `pattern`."""
         found = []
-        for process in members({self.group}):
+        for process in members(self._sessions):
             with contextlib.suppress(psutil.NoSuchProcess):
                 if pattern in " ".join(process.cmdline()):
                     found.append(process.pid)
@@ -215,7 +212,7 @@ class Server:
 
     def stop(self) -> None:
         """SIGTERM as a user would, then the end of whatever is left."""
-        shared = shared_memory_of(members({self.group}))
+        shared = shared_memory_of(members(self._sessions))
         # vLLM misses one that comes in the moment when its start is complete.
         for _ in range(2):
             if self._popen.poll() is None:
@@ -227,7 +224,7 @@ class Server:
 
     def kill_all(self) -> None:
         """kill -9 of every process at once; vLLM's own shared memory goes too."""
-        processes = members({self.group})
+        processes = members(self._sessions)
         shared = shared_memory_of(processes)
         for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess):

@@ -103,7 +103,8 @@ def wait_healthy(
 
 def stop_all(replicas: Sequence[Replica]) -> None:
     """End every process of the replicas and remove what they leave in shared memory."""
-    sessions = {replica.session() for replica in replicas} - {None}
+    started = [replica.session() for replica in replicas]
+    sessions = {session for session in started if session is not None}
     used: set[int] = set()
 
     def wait(timeout_s: float, over: Callable[[], bool]) -> None:

@@ -1,4 +1,4 @@
-"""The processes of a session, and the shared memory that they leave when killed."""
+"""The processes of a server's session, and the shared memory that they leave when killed."""
 
 import contextlib
 import os
@@ -10,16 +10,23 @@ import psutil
 from mpkv_cli.leftovers import SHARED_MEMORY
 
 
-def members(sessions: set[int | None]) -> list[psutil.Process]:
-    """The living processes of these sessions, whoever their parents are."""
-    found = []
+def members(sessions: set[int]) -> list[psutil.Process]:
+    """The living processes of these sessions, whoever their parents are, and of sessions
+    that their children have begun, as mpkv's helpers do: `sessions` gets those as well,
+    since a child may outlive what it is known by."""
+    living: list[tuple[psutil.Process, int, int]] = []
     for pid in psutil.pids():
         with contextlib.suppress(OSError, psutil.NoSuchProcess):
-            if os.getsid(pid) in sessions:
-                process = psutil.Process(pid)
-                if process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-    return found
+            process = psutil.Process(pid)
+            if process.status() != psutil.STATUS_ZOMBIE:
+                living.append((process, os.getsid(pid), process.ppid()))
+    while True:
+        found = [process for process, session, _ in living if session in sessions]
+        parents = {process.pid for process in found}
+        begun = {session for _, session, parent in living if parent in parents} - sessions
+        if not begun:
+            return found
+        sessions |= begun
 
 
 def shared_memory_of(processes: list[psutil.Process]) -> set[int]:
