@@ -17,6 +17,7 @@ from mpkv.engine.metrics import GRANT, HELPER_EVENTS
 LONGEST = 160
 # By how many peers, or reasons, a number is told apart.
 _MOST_PARTS = 2
+_LONGEST_LABEL = 32
 # Of vLLM's own, as bytes moved between its cache and the tier.
 _OF_VLLM = {"vllm:kv_offload_store_bytes": "stored", "vllm:kv_offload_load_bytes": "loaded"}
 # Beats and other signs of life are no news, and a grant is a part of its pull.
@@ -79,7 +80,11 @@ def _parts(values: dict[tuple[str, ...], float]) -> str:
         if labels:
             parts[labels[-1]] = parts.get(labels[-1], 0) + value
     largest = sorted(parts.items(), key=lambda part: -part[1])
-    told = [f"{label} {_number(value)}" for label, value in largest[:_MOST_PARTS] if value]
+    told = [
+        f"{label[-_LONGEST_LABEL:]} {_number(value)}"
+        for label, value in largest[:_MOST_PARTS]
+        if value
+    ]
     if len(largest) > _MOST_PARTS:
         told.append(f"{len(largest) - _MOST_PARTS} more")
     return f" ({', '.join(told)})" if told else ""

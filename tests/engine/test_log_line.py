@@ -71,12 +71,13 @@ def test_a_line_has_what_came_and_what_did_not(meter: Meter) -> None:
 def test_a_line_stays_a_line(meter: Meter) -> None:
     logging = Logging(meter)
     for number in range(300):
-        meter.pulled(f"{number}.{'x' * 40}.example:7710", 1 + number, 0.001, 0.01)
+        meter.pulled(f"{number}.{'x' * 200}.example:7710", 1 + number, 0.001, 0.01)
         for reason in MissReason:
             meter.missed("peer", reason, "")
     logging.step()
     line = logging.line()
     assert line.startswith("KV Transfer metrics: pulled_blocks=45150 (")
+    assert "more=" in line
     assert len(line) <= len("KV Transfer metrics: ") + LONGEST
 
 
