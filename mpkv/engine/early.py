@@ -12,10 +12,10 @@ from collections.abc import Iterator
 
 import msgspec
 
-from mpkv.engine.booked_pull import SLOT_BYTES, BookedPull, as_message
+from mpkv.engine.booked_pull import SLOT_BYTES, BookedPull, Record, Waiter, as_message
+from mpkv.engine.coming import Coming
 from mpkv.engine.fit import slots_of
-from mpkv.engine.supervisor import Supervisor
-from mpkv.messages import KeyGroup
+from mpkv.engine.supervisor import Link, Supervisor
 
 # How long after its pull's deadline a request may still come: a step takes as long as it takes.
 LATE_S = 10.0
@@ -23,21 +23,23 @@ LATE_S = 10.0
 
 class EarlyPulls:
     """`begin` is the input thread's, all else is the scheduler thread's. What
-    both touch are deques, whose ends are atomic under the GIL."""
+    both touch are deques, whose ends are atomic under the GIL, and `coming`."""
 
-    def __init__(self, supervisor: Supervisor, size: int, key_size: int, deadline_s: float) -> None:
+    def __init__(
+        self, supervisor: Supervisor, coming: Coming, size: int, key_size: int
+    ) -> None:
         """`size` slots are to be in stock, 0 for no early pulls at all."""
         self._supervisor = supervisor
+        self._coming = coming
         self._size = size
         self._key_size = key_size
-        self._deadline_s = deadline_s
         self._stock: deque[int] = deque()
-        self._begun: deque[BookedPull] = deque()
-        self._unsent: deque[BookedPull] = deque()
+        self._begun: deque[tuple[Waiter, Record | None]] = deque()
+        self._unsent: deque[Record] = deque()
         # The last that the scheduler thread knows of; numbers grow.
         self._newest = 0
         # Requests that the scheduler has not heard of, oldest first.
-        self._unclaimed: dict[str, BookedPull] = {}
+        self._unclaimed: dict[str, Waiter] = {}
         self._encode = msgspec.msgpack.Encoder().encode
 
     # --- the input thread ------------------------------------------------------------
@@ -45,44 +47,52 @@ class EarlyPulls:
     def has(self, request: str) -> bool:
         """Whether a pull has begun for `request` that is not claimed; asked in the order in
         which it moves."""
-        return any(pull.request == request for pull in [*self._begun]) or request in self._unclaimed
+        begun = [*self._begun]
+        return any(waiter.request == request for waiter, _ in begun) or request in self._unclaimed
 
-    def begin(
-        self,
-        number: int,
-        request: str,
-        peer: str,
-        groups: tuple[KeyGroup, ...],
-        present: bytes,
-        epoch: int,
-    ) -> bool:
-        """Send a pull at once; False if there are no slots or no helpers for it."""
-        count = sum(slots_of(group, self._key_size) for group in groups)
+    def begin(self, number: int, waiter: Waiter) -> bool:
+        """Send a pull at once for what is not on its way; False if there are no slots or no
+        helpers for it."""
         link = self._supervisor.link
-        # Only this thread takes from the stock, so what is there stays there.
-        if link is None or not 0 < count <= len(self._stock):
+        if link is None or not self._size or waiter.first == waiter.end:
             return False
-        now = time.monotonic()
-        pull = BookedPull(
+        at = self._coming.reach(waiter)
+        if at == waiter.end:
+            self._begun.append((waiter, None))
+            return True
+        record = self._record(number, waiter, at, link)
+        if record is None:
+            return False
+        # Before it is sent: an answer must never be for a pull that nobody knows.
+        self._coming.add(record.pull)
+        self._begun.append((waiter, record))
+        encoded = self._encode(as_message(record))
+        if len(encoded) > link.max_record or not link.to_control_early.push(encoded):
+            self._unsent.append(record)
+        return True
+
+    def _record(self, number: int, waiter: Waiter, at: int, link: Link) -> Record | None:
+        """Asks for what `waiter` wants from `at` on; None if the stock is too small."""
+        groups, keys = waiter.part(at, waiter.end, self._key_size)
+        count = sum(slots_of(group, self._key_size) for group in groups)
+        # Only this thread takes from the stock, so what is there stays there.
+        if not 0 < count <= len(self._stock):
+            return None
+        started = waiter.started
+        pull = BookedPull(waiter, groups, keys, at, waiter.end, count, started, large=False)
+        return Record(
             number,
-            request,
-            peer,
+            pull,
+            waiter.peer,
             groups,
-            b"".join(group.keys for group in groups),
-            count,
-            present,
-            epoch,
-            now,
-            now + self._deadline_s,
+            keys,
+            at,
             struct.pack(f"={count}Q", *(self._stock.popleft() for _ in range(count))),
             link.generation,
+            started,
+            waiter.deadline,
+            bytearray(len(keys) // self._key_size),
         )
-        # Before it is sent: an answer must never be for a pull that nobody knows.
-        self._begun.append(pull)
-        record = self._encode(as_message(pull))
-        if len(record) > link.max_record or not link.to_control_early.push(record):
-            self._unsent.append(pull)
-        return True
 
     # --- the scheduler thread --------------------------------------------------------
 
@@ -98,33 +108,38 @@ class EarlyPulls:
     def restock(self, slots: bytes) -> None:
         self._stock.extend(struct.unpack(f"={len(slots) // SLOT_BYTES}Q", slots))
 
-    def begun(self) -> Iterator[BookedPull]:
-        """Pulls that have begun since the last time, in order."""
+    def begun(self) -> Iterator[tuple[Waiter, Record | None]]:
+        """Requests whose pulls have begun since the last time, in order; without a record
+        what they want was on its way."""
         while self._begun:
-            pull = self._begun[0]
-            self._newest = pull.number
+            waiter, record = self._begun[0]
+            if record is not None:
+                self._newest = record.number
             # Never in neither, see `has`.
-            self._unclaimed[pull.request] = pull
+            self._unclaimed[waiter.request] = waiter
             self._begun.popleft()
-            yield pull
+            yield waiter, record
 
-    def unsent(self) -> Iterator[BookedPull]:
+    def unsent(self) -> Iterator[Record]:
         """Of those that have begun, the ones that could not be sent."""
         while self._unsent and self._unsent[0].number <= self._newest:
             yield self._unsent.popleft()
 
-    def unclaimed(self, request: str) -> BookedPull | None:
-        """The pull that has begun for `request`."""
+    def unclaimed(self) -> list[Waiter]:
+        return list(self._unclaimed.values())
+
+    def find(self, request: str) -> Waiter | None:
+        """What has begun for `request`, if the scheduler has not heard of it."""
         return self._unclaimed.get(request)
 
     def forget(self, request: str) -> None:
         """The scheduler has heard of `request`."""
         del self._unclaimed[request]
 
-    def abandoned(self, now: float) -> Iterator[BookedPull]:
-        """Pulls whose request should have come long ago: vLLM has rejected it meanwhile."""
+    def abandoned(self, now: float) -> Iterator[Waiter]:
+        """Those whose request should have come long ago: vLLM has rejected it meanwhile."""
         while self._unclaimed:
-            pull = next(iter(self._unclaimed.values()))
-            if now < pull.deadline + LATE_S:
+            waiter = next(iter(self._unclaimed.values()))
+            if now < waiter.deadline + LATE_S:
                 return
-            yield self._unclaimed.pop(pull.request)
+            yield self._unclaimed.pop(waiter.request)

@@ -2,6 +2,7 @@
 
 import array
 import math
+from sys import byteorder
 
 from mpkv.messages import KeyGroup
 
@@ -42,22 +43,33 @@ class KeyPicker:
         self._key_size = key_size
         self._identity = b""
 
-    def pick(self, keys: bytes, packed: bytes) -> bytes | None:
-        """The keys at the indexes; None if one is out of range."""
+    def pick(self, keys: bytes, packed: bytes, seen: bytearray) -> bytes | None:
+        """The keys at the indexes, which `seen` has then, a byte for each key; None, and
+        nothing is changed, if one is out of range or has been seen before."""
+        size = self._key_size
         if len(packed) % INDEX_BYTES:
             return None
-        size = self._key_size
-        count, total = len(packed) // INDEX_BYTES, len(keys) // size
-        # Nearly always a prefix, which is told without a look at each index.
-        if count <= total and packed == self._leading(count):
-            return keys[: count * size]
+        if not packed:
+            return b""
+        count, first = len(packed) // INDEX_BYTES, int.from_bytes(packed[:INDEX_BYTES], byteorder)
+        end = first + count
+        # Nearly always a run, which is told without a look at each index.
+        if end <= len(seen) and packed == self._run(first, end):
+            if seen.find(1, first, end) >= 0:
+                return None
+            seen[first:end] = bytes([1]) * count
+            return keys[first * size : end * size]
         indexes = array.array("I", packed)
-        if count > total or max(indexes) >= total:
+        if max(indexes) >= len(seen) or len(set(indexes)) < count:
             return None
+        if any(seen[i] for i in indexes):
+            return None
+        for i in indexes:
+            seen[i] = 1
         return b"".join(keys[i * size : (i + 1) * size] for i in indexes)
 
-    def _leading(self, count: int) -> bytes:
-        """The packed indexes 0, 1, ... `count - 1`."""
-        if len(self._identity) < count * INDEX_BYTES:
-            self._identity = array.array("I", range(2 * count)).tobytes()
-        return self._identity[: count * INDEX_BYTES]
+    def _run(self, first: int, end: int) -> bytes:
+        """The packed indexes `first` to `end - 1`."""
+        if len(self._identity) < end * INDEX_BYTES:
+            self._identity = array.array("I", range(2 * end)).tobytes()
+        return self._identity[first * INDEX_BYTES : end * INDEX_BYTES]

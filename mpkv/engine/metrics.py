@@ -24,6 +24,7 @@ PULL = "mpkv:pull_seconds"
 PULLED_BLOCKS = "mpkv:pulled_blocks"
 PULLED_BYTES = "mpkv:pulled_bytes"
 MISSES = "mpkv:pull_misses"
+MISSED_BLOCKS = "mpkv:pull_missed_blocks"
 HELPER_EVENTS = "mpkv:helper_events"
 TIER_BLOCKS = "mpkv:tier_blocks"
 CONTENT_EPOCH = "mpkv:content_epoch"
@@ -66,6 +67,10 @@ def definitions() -> dict[str, OffloadingMetricMetadata]:
         MISSES: OffloadingCounterMetadata(
             documentation="Pulls that ended without blocks.", labelnames=("peer", "reason")
         ),
+        MISSED_BLOCKS: OffloadingCounterMetadata(
+            documentation="Blocks that were asked for and not given.",
+            labelnames=("peer", "reason"),
+        ),
         HELPER_EVENTS: OffloadingCounterMetadata(
             documentation="What the helper processes counted.", labelnames=("helper", "event")
         ),
@@ -103,8 +108,16 @@ class Meter:
 
     def missed(self, peer: str, reason: MissReason, detail: str) -> None:
         self._stats.increase_counter(MISSES, 1, (self._label(peer), reason.value))
+        self._say(peer, reason, f"nothing pulled from {peer}: {reason.value} ({detail})")
+
+    def not_given(self, peer: str, reason: MissReason, blocks: int, detail: str) -> None:
+        self._stats.increase_counter(MISSED_BLOCKS, blocks, (self._label(peer), reason.value))
+        text = f"{blocks} blocks not pulled from {peer}: {reason.value} ({detail})"
+        self._say(peer, reason, text)
+
+    def _say(self, peer: str, reason: MissReason, text: str) -> None:
         if reason in (MissReason.NOT_HELD, MissReason.ABORTED):
-            log.debug("nothing pulled from %s: %s (%s)", peer, reason.value, detail)
+            log.debug("%s", text)
             return
         now = time.monotonic()
         last = self._warned.get((peer, reason.value), -WARN_EVERY_S)
@@ -112,12 +125,7 @@ class Meter:
             if len(self._warned) > 1024:
                 self._warned.clear()
             self._warned[(peer, reason.value)] = now
-            log.warning(
-                "a pull from %s failed: %s (%s); the request computes locally",
-                peer,
-                reason.value,
-                detail,
-            )
+            log.warning("%s; the request computes locally", text)
 
     def take(self, stock: int) -> OffloadingConnectorStats | None:
         """Return what has been collected since the last call, None if nothing. `stock`: how

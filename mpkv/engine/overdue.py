@@ -1,6 +1,6 @@
 """When a pull without an answer means a control plane that hangs."""
 
-from mpkv.engine.booked_pull import BookedPull
+from mpkv.engine.booked_pull import Record
 from mpkv.engine.supervisor import Link
 
 # After its deadline.
@@ -17,9 +17,9 @@ class Overdue:
     def __init__(self) -> None:
         self._since = 0.0
 
-    def look(self, pull: BookedPull | None, link: Link, now: float) -> bool:
+    def look(self, record: Record | None, link: Link, now: float) -> bool:
         """Whether the control plane hangs: one that lives answers every pull by its deadline."""
-        if pull is None or now <= max(pull.deadline, link.since + START_S) + OVERDUE_S:
+        if record is None or now <= max(record.deadline, link.since + START_S) + OVERDUE_S:
             self._since = 0.0
             return False
         self._since = self._since or now

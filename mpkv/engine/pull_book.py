@@ -1,41 +1,29 @@
 """The pulls of one engine, as the scheduler thread keeps them.
 
-Every pull that was opened ends exactly once: by a record of its control plane, by the
-end of its generation, or, for the request that waits on it, by its deadline. Nothing
-here blocks, and nothing allocates outside `start` and `start_waiting`.
+What is on its way is waited for, whoever asked first: a request asks its source only for what no
+pull brings yet. When a pull ends and has not brought it all, its own request is content; of
+the others that waited for it the first asks for the rest, and the next wait for that. Nobody
+asks twice, and nobody waits beyond his own deadline.
+
+Nothing here blocks, and nothing allocates outside `start` and `start_waiting`.
 """
 
 import itertools
-import logging
 import time
-from collections import deque
 from collections.abc import Callable
 
-import msgspec
-
-from mpkv.engine.booked_pull import SLOT_BYTES, BookedPull, PullMeter, as_message
+from mpkv.engine.booked_pull import SLOT_BYTES, BookedPull, PullMeter, Record, Waiter
 from mpkv.engine.claims import Claims
+from mpkv.engine.coming import Coming
 from mpkv.engine.early import EarlyPulls
-from mpkv.engine.fit import KeyPicker, fit, slots_of
-from mpkv.engine.overdue import Overdue
+from mpkv.engine.fit import fit, slots_of
+from mpkv.engine.records import Records
 from mpkv.engine.supervisor import Link, Supervisor
-from mpkv.errors import SegmentRefused
-from mpkv.memory import LANDING, PUBLISHED, Ledger
-from mpkv.messages import (
-    CancelPull,
-    KeyGroup,
-    MissReason,
-    Pulled,
-    PullFailed,
-    SlotsReturned,
-    ToEngine,
-)
+from mpkv.engine.turns import Turns
+from mpkv.engine.waits import Waits
+from mpkv.memory import LANDING, Ledger
+from mpkv.messages import KeyGroup, MissReason
 from mpkv.trace import Trace
-
-log = logging.getLogger("mpkv.engine")
-
-# Records taken per call, so that one call stays short however much has piled up.
-RECORDS_PER_CALL = 64
 
 
 class PullBook:
@@ -59,173 +47,285 @@ class PullBook:
         self._deadline_s = deadline_s
         self._trace = trace
         self._on_change = on_change
-        self.claims = Claims(ledger)
         stock = int(ledger.blocks * head_start)
-        self.early = EarlyPulls(supervisor, stock, ledger.key_size, deadline_s)
-        # The last generation whose processes are known to be reaped.
-        self._ended = 0
-        self._overdue = Overdue()
+        self.claims = Claims(ledger, stock)
+        self.turns = Turns(ledger, self.claims)
+        self.coming = Coming(ledger.key_size)
+        self.early = EarlyPulls(supervisor, self.coming, stock, ledger.key_size)
+        self.records = Records(ledger, supervisor, meter, self.claims, self, trace)
+        self._waits = Waits(
+            ledger,
+            meter,
+            self.claims,
+            self.coming,
+            self.turns,
+            self.early,
+            self.records.cancel,
+            trace,
+        )
         self._numbers = itertools.count(1)
-        self._open: dict[int, BookedPull] = {}
-        self._held: dict[int, BookedPull] = {}
-        self._waiting: deque[BookedPull] = deque()
-        self._by_request: dict[str, BookedPull] = {}
-        self._adopted_keys: dict[str, bytes | frozenset[bytes]] = {}
-        self._picker = KeyPicker(ledger.key_size)
-        self._encode = msgspec.msgpack.Encoder().encode
-        self._decode = msgspec.msgpack.Decoder(ToEngine).decode
+        self._by_request: dict[str, Waiter] = {}
+        # Of keys that came for a request: split only when asked, which is once for most.
+        self._split: dict[str, frozenset[bytes]] = {}
         self._restock()
 
     # --- for the connector -----------------------------------------------------------
 
-    def begin(self, request: str, peer: str, groups: tuple[KeyGroup, ...], present: bytes) -> bool:
+    def begin(
+        self,
+        request: str,
+        peer: str,
+        groups: tuple[KeyGroup, ...],
+        present: bytes,
+        also: tuple[str, ...] = (),
+    ) -> bool:
         """Begin a pull on vLLM's input thread, if there is a stock for it; `start` finds it.
 
         Touches nothing that is the scheduler thread's.
         """
         if self.early.has(request) or request in self._by_request:
             return False
-        number = next(self._numbers)
-        return self.early.begin(number, request, peer, groups, present, self._ledger.epoch)
+        waiter = self._waiter(request, peer, groups, present, also)
+        return self.early.begin(next(self._numbers), waiter)
 
     def claim(self, request: str) -> bool:
         """The request has come; False if no pull has begun for it before, or that brought
         nothing: then there is time for another."""
         self.drain()
-        pull = self.early.unclaimed(request)
-        if pull is None:
+        waiter = self.early.find(request)
+        if waiter is None:
             return False
-        if pull.missed:
-            self.early.forget(request)
-            self.looked_up(request)
-            return False
-        self._by_request[request] = pull
         self.early.forget(request)
-        self._trace("pull_claimed", pull=pull.number, request=request, started=pull.started)
+        if waiter.missed:
+            self.claims.let_go(waiter)
+            return False
+        self._by_request[request] = waiter
+        self._trace("pull_claimed", request=request, started=waiter.started)
         return True
 
     def start(
-        self, request: str, peer: str, groups: tuple[KeyGroup, ...], present: bytes = b""
+        self,
+        request: str,
+        peer: str,
+        groups: tuple[KeyGroup, ...],
+        present: bytes = b"",
+        also: tuple[str, ...] = (),
     ) -> None:
-        """Open a pull of `groups` from `peer` (`host:port`) for `request`.
+        """Have `groups` come, from `peer` (`host:port`) or `also`, unless they come already.
 
-        The request waits (`pending`) until the pull has ended; `present` are keys that
+        The request waits (`pending`) until they have or will not; `present` are keys that
         are here and that it needs as well, packed. Allocates.
         """
         if request in self._by_request:
             return
-        groups = fit(groups, self.claims.most, self._ledger.key_size)
-        keys = groups[0].keys if len(groups) == 1 else b"".join(group.keys for group in groups)
-        now = time.monotonic()
-        pull = BookedPull(
-            number=next(self._numbers),
-            request=request,
-            peer=peer,
-            groups=groups,
-            keys=keys,
-            count=sum(slots_of(group, self._ledger.key_size) for group in groups),
-            present=present,
-            epoch=self._ledger.epoch,
-            started=now,
-            deadline=now + self._deadline_s,
-        )
-        self._by_request[request] = pull
-        if not pull.count:
-            self._settle(pull, MissReason.NO_SPACE, "a quarter of the tier is too little for it")
-            return
-        self._waiting.append(pull)
+        self._take_early()
+        waiter = self._by_request[request] = self._waiter(request, peer, groups, present, also)
+        self._fit(waiter)
+        self._waits.want(waiter, waiter.first, waiter.end)
+        if not waiter.spans:
+            detail = "the tier is too small for any of it"
+            self._meter.missed(peer, MissReason.NO_SPACE, detail)
+            self._waits.count_cut(waiter)
+            self._waits.settle(waiter)
         self.start_waiting()
 
     def pending(self, request: str) -> bool:
         """Whether the request should be asked about again later."""
-        pull = self._by_request.get(request)
-        if pull is None or pull.settled:
+        waiter = self._by_request.get(request)
+        if waiter is None or waiter.settled:
             return False
-        if time.monotonic() < pull.deadline:
+        if time.monotonic() < waiter.deadline:
             return True
-        self._settle(pull, MissReason.TIMED_OUT, f"nothing within {self._deadline_s:g} s")
+        detail = f"nothing within {self._deadline_s:g} s"
+        self._waits.give_up(waiter, MissReason.TIMED_OUT, detail)
         return False
 
     def looked_up(self, request: str) -> None:
         """The request has seen its blocks; what it wants it pins by itself now."""
-        self.claims.let_go(request)
+        waiter = self._by_request.get(request)
+        if waiter is not None:
+            self.claims.let_go(waiter)
 
     def adopted(self, request: str, key: bytes) -> bool:
-        """Whether `key` came to this engine by the pull of this very request."""
-        keys = self._adopted_keys.get(request)
-        if isinstance(keys, bytes):
-            # Split only when asked: most requests are never asked about twice.
+        """Whether `key` came to this engine by a pull that this very request waited for."""
+        waiter = self._by_request.get(request)
+        if waiter is None or not waiter.brought:
+            return False
+        keys = self._split.get(request)
+        if keys is None:
             size = self._ledger.key_size
-            keys = frozenset(keys[at : at + size] for at in range(0, len(keys), size))
-            self._adopted_keys[request] = keys
-        return keys is not None and key in keys
+            keys = self._split[request] = frozenset(
+                part[at : at + size]
+                for part in waiter.brought
+                for at in range(0, len(part), size)
+            )
+        return key in keys
 
     def finished(self, request: str) -> None:
         """The request is over, wherever its pull is."""
-        self.looked_up(request)
-        self._adopted_keys.pop(request, None)
-        pull = self._by_request.pop(request, None)
-        if pull is None or pull.settled:
-            return
-        self._settle(pull, MissReason.ABORTED, "the request ended")
-        link = self._supervisor.link
-        if pull.number in self._open and link is not None and link.generation == pull.generation:
-            # A full ring only means that the pull runs to its end for nothing.
-            link.to_control.push(self._encode(CancelPull(pull.number)))
+        waiter = self._by_request.pop(request, None)
+        self._split.pop(request, None)
+        if waiter is not None:
+            self._finish(waiter)
 
     # --- for the manager -------------------------------------------------------------
 
     def drain(self) -> None:
         """Take what the helpers have announced. Adopts, frees, never allocates."""
         self._take_early()
-        while self._supervisor.dead:
-            self._end_generation(self._supervisor.dead.popleft())
-        link = self._supervisor.link
-        if link is None:
-            self._abandon()
-            return
-        for _ in range(RECORDS_PER_CALL):
-            try:
-                record = link.from_control.pop()
-            except SegmentRefused as error:
-                self._distrust(link.generation, f"its ring is impossible: {error}")
-                return
-            if record is None:
-                # Only now: an answer that has come and was not read is not overdue.
-                self._abandon()
-                oldest = next(iter(self._open.values()), None)
-                if self._overdue.look(oldest, link, time.monotonic()):
-                    self._distrust(link.generation, "a pull is long overdue")
-                return
-            self._take(link, record)
+        if self.records.drain():
+            for waiter in self.early.abandoned(time.monotonic()):
+                self._finish(waiter)
 
     def start_waiting(self) -> None:
         """Send the pulls that wait their turn, in order, as far as there is room."""
-        while self._waiting:
-            pull = self._waiting[0]
-            if not pull.settled:
-                self.pending(pull.request)
-            if pull.settled:
-                self._waiting.popleft()
+        while any(self._try(pull) for pull in self.turns.firsts()):
+            pass
+        if not self.turns:
+            self._restock()
+        for pull in self.turns:
+            self.claims.let_wait(pull)
+
+    def cache_reset(self) -> None:
+        """What open pulls bring is of the old content; what comes of it is refused by epoch."""
+        for waiter in [*self._by_request.values(), *self.early.unclaimed()]:
+            self.claims.let_go(waiter)
+            waiter.brought.clear()
+            if not waiter.settled:
+                self._waits.give_up(waiter, MissReason.CACHE_RESET, "the cache was reset")
+        self._split.clear()
+
+    def idle(self) -> bool:
+        return not (self.records.open or self.records.held or self.turns)
+
+    # --- waiting ---------------------------------------------------------------------
+
+    def _waiter(
+        self,
+        request: str,
+        peer: str,
+        groups: tuple[KeyGroup, ...],
+        present: bytes,
+        also: tuple[str, ...],
+    ) -> Waiter:
+        keys = groups[0].keys if len(groups) == 1 else b"".join(group.keys for group in groups)
+        chain = len(groups) == 1 and not groups[0].window
+        size = self._ledger.key_size
+        first = len(present) // size if chain else 0
+        end = first + len(keys) // size if chain else min(len(keys), 1)
+        now = time.monotonic()
+        return Waiter(
+            request,
+            peer,
+            also,
+            groups,
+            keys,
+            present,
+            self._ledger.epoch,
+            now,
+            now + self._deadline_s,
+            chain,
+            first,
+            end,
+        )
+
+    def _fit(self, waiter: Waiter) -> None:
+        """Cut what can never be here at once to its leading tokens: a prefix serves."""
+        size = self._ledger.key_size
+        if waiter.chain:
+            end = min(waiter.end, max(self.claims.tier, waiter.first))
+            if end < waiter.end:
+                waiter.cut = waiter.end - end
+                waiter.groups, waiter.keys = waiter.part(waiter.first, end, size)
+                waiter.end = end
+            return
+        before = sum(slots_of(group, size) for group in waiter.groups)
+        waiter.groups = fit(waiter.groups, self.claims.most_large, size)
+        waiter.keys = b"".join(group.keys for group in waiter.groups)
+        waiter.end = min(len(waiter.keys), 1)
+        waiter.cut = before - sum(slots_of(group, size) for group in waiter.groups)
+
+    def _finish(self, waiter: Waiter) -> None:
+        self.claims.let_go(waiter)
+        if not waiter.settled:
+            self._waits.give_up(waiter, MissReason.ABORTED, "the request ended")
+
+    # --- one pull --------------------------------------------------------------------
+
+    def _take_early(self) -> None:
+        """Enter what the input thread has begun; from then on it is like any other pull."""
+        for waiter, record in self.early.begun():
+            upto = waiter.end
+            if record is not None:
+                pull, upto = record.pull, record.first
+                # Beyond what the others may claim: the stock was kept free for it.
+                self._waits.join(waiter, pull, pull.first, pull.end)
+                self.claims.keep(pull, False)
+                self.claims.take(pull, pull.count)
+                self.records.enter(record)
+            if waiter.settled:
                 continue
-            if not self.claims.fits(pull.count):
-                return
-            self.claims.keep(pull)
-            allocated = self._ledger.allocate(pull.count, LANDING)
-            if allocated is None:
-                self.looked_up(pull.request)
-                return
-            self._waiting.popleft()
-            pull.slots, evicted = allocated
-            self.claims.take(pull.count)
-            if evicted:
-                self._on_change(b"", evicted)
-            self._send(pull)
-        self._restock()
+            if waiter.epoch != self._ledger.epoch:
+                self._waits.give_up(waiter, MissReason.CACHE_RESET, "the cache was reset")
+            else:
+                self._waits.want_missing(waiter, waiter.first, upto)
+        for record in self.early.unsent():
+            self.records.unsent(record.number)
+
+    def _try(self, pull: BookedPull) -> bool:
+        """Give `pull`, whose turn it is, what room there is; False if it waits on."""
+        if time.monotonic() >= pull.asker.deadline:
+            detail = f"nothing within {self._deadline_s:g} s"
+            self._waits.give_up(pull.asker, MissReason.TIMED_OUT, detail)
+            return True
+        link = self._supervisor.link
+        if link is None:
+            self.turns.remove(pull)
+            self._waits.end(pull, MissReason.HELPERS_DOWN, "the helpers are not running")
+            return True
+        stop = max(span.stop for span in pull.spans)
+        wanted = stop - pull.given if pull.asker.chain else pull.count
+        longest = link.max_record // 2 // (self._ledger.key_size + SLOT_BYTES)
+        allocated = self.turns.room(pull, wanted, longest)
+        if allocated is None:
+            if not self.turns.is_last(pull):
+                return False
+            self.turns.remove(pull)
+            self._waits.end(pull, MissReason.NO_SPACE, "the rest of the tier is in use")
+            return True
+        slots, evicted = allocated
+        self.claims.take(pull, len(slots) // SLOT_BYTES)
+        if evicted:
+            self._on_change(b"", evicted)
+        self.turns.remove(pull)
+        self.records.send(link, self._record(pull, slots, link))
+        return True
+
+    def _record(self, pull: BookedPull, slots: bytes, link: Link) -> Record:
+        """Asks for what comes next of `pull`, as much as fills `slots`."""
+        size, first = self._ledger.key_size, pull.given
+        groups, keys = pull.groups, pull.keys
+        if pull.asker.chain and len(slots) // SLOT_BYTES < len(keys) // size:
+            at = (first - pull.first) * size
+            keys = keys[at : at + len(slots) // SLOT_BYTES * size]
+            groups = (KeyGroup(keys, groups[0].tokens_per_key, 0),)
+        return Record(
+            number=next(self._numbers),
+            pull=pull,
+            peer=pull.asker.peer,
+            groups=groups,
+            keys=keys,
+            first=first,
+            slots=slots,
+            generation=link.generation,
+            started=time.monotonic() if pull.blocks else pull.started,
+            deadline=pull.asker.deadline,
+            seen=bytearray(len(keys) // size),
+        )
 
     def _restock(self) -> None:
         """Only what is not claimed: requests that wait for room come first."""
-        wanted = min(self.early.missing(), self.claims.most - self.claims.taken)
+        wanted = min(self.early.missing(), self.claims.most - self.claims.small)
         if wanted > 0:
             allocated = self._ledger.allocate(wanted, LANDING)
             if allocated is not None:
@@ -234,174 +334,39 @@ class PullBook:
                 if evicted:
                     self._on_change(b"", evicted)
 
-    def cache_reset(self) -> None:
-        """What open pulls bring is of the old content; `Pulled` is refused by epoch."""
-        self.claims.let_all_go()
-        self._adopted_keys.clear()
-        for pull in [*self._open.values(), *self._waiting]:
-            if not pull.settled:
-                self._settle(pull, MissReason.CACHE_RESET, "the cache was reset")
+    # --- what comes, and what does not -----------------------------------------------
 
-    def idle(self) -> bool:
-        return not (self._open or self._held or self._waiting)
-
-    # --- one pull --------------------------------------------------------------------
-
-    def _take_early(self) -> None:
-        """Enter what the input thread has begun; from then on it is like any other pull."""
-        for pull in self.early.begun():
-            # Beyond what the others may claim: the stock was kept free for it.
-            self.claims.keep(pull)
-            self.claims.take(pull.count)
-            self._open[pull.number] = pull
-            self._trace("pull_started", pull=pull.number, request=pull.request, peer=pull.peer)
-            if pull.generation <= self._ended:
-                del self._open[pull.number]
-                self._drop(pull, MissReason.HELPERS_DOWN, "the helpers died")
-        for pull in self.early.unsent():
-            if self._open.pop(pull.number, None) is not None:
-                self._drop(pull, MissReason.QUEUE_FULL, "the ring to the control plane is full")
-
-    def _abandon(self) -> None:
-        """End pulls whose requests never came."""
-        for pull in self.early.abandoned(time.monotonic()):
-            self._by_request[pull.request] = pull
-            self.finished(pull.request)
-
-    def _drop(self, pull: BookedPull, reason: MissReason, detail: str) -> None:
-        """A miss, with slots that nobody else will ever write."""
-        self._release(pull)
-        if not pull.settled:
-            self._settle(pull, reason, detail)
-
-    def _send(self, pull: BookedPull) -> None:
-        link = self._supervisor.link
-        if link is None:
-            self._drop(pull, MissReason.HELPERS_DOWN, "the helpers are not running")
-            return
-        pull.generation = link.generation
-        record = self._encode(as_message(pull))
-        if len(record) > link.max_record or not link.to_control.push(record):
-            self._drop(pull, MissReason.QUEUE_FULL, "the ring to the control plane is full")
-            return
-        self._open[pull.number] = pull
-        self._trace("pull_started", pull=pull.number, request=pull.request, peer=pull.peer)
-
-    def _settle(self, pull: BookedPull, reason: MissReason, detail: str) -> None:
-        """Answer the request with a miss; its slots are a matter of their own."""
-        pull.settled = pull.missed = True
-        # What nobody has claimed cost no request anything: it pulls once more.
-        if self.early.unclaimed(pull.request) is not pull:
-            self._meter.missed(pull.peer, reason, detail)
-            self._meter.lookup_ended(time.monotonic() - pull.started)
-        self._trace("pull_missed", pull=pull.number, request=pull.request, reason=reason.value)
-
-    def _release(self, pull: BookedPull) -> None:
-        self._ledger.free(pull.slots)
-        self.claims.give_back(pull.slots)
-        pull.slots = b""
-
-    def _end_generation(self, generation: int) -> None:
-        """Its processes are reaped: no READ of theirs can write any more."""
-        self._ended = generation
-        for book in (self._open, self._held):
-            for pull in [p for p in book.values() if p.generation == generation]:
-                del book[pull.number]
-                self._drop(pull, MissReason.HELPERS_DOWN, "the helpers died")
-
-    def _distrust(self, generation: int, why: str) -> None:
-        log.error("the control plane is replaced: %s", why)
-        self._supervisor.distrust(generation)
-
-    # --- records of the control plane ------------------------------------------------
-
-    def _take(self, link: Link, record: bytes) -> None:
-        try:
-            message = self._decode(record)
-        except msgspec.MsgspecError as error:
-            self._distrust(link.generation, f"a record cannot be read: {error}")
-            return
-        if isinstance(message, SlotsReturned):
-            held = self._held.get(message.pull)
-            if held is not None and held.generation == link.generation:
-                del self._held[message.pull]
-                self._release(held)
-            return
-        if message.pull not in self._open:
-            self._take_early()
-        pull = self._open.get(message.pull)
-        if pull is None or pull.generation != link.generation:
-            log.debug("a record for pull %s, which is not open; dropped", message.pull)
-            return
-        del self._open[pull.number]
-        if isinstance(message, Pulled):
-            self._adopt(pull, message)
-        else:
-            self._fail(pull, message)
-
-    def _fail(self, pull: BookedPull, message: PullFailed) -> None:
-        if not message.slots_held:
-            self._drop(pull, message.reason, message.detail)
-            return
-        self._held[pull.number] = pull
-        if not pull.settled:
-            self._settle(pull, message.reason, message.detail)
-
-    def _adopt(self, pull: BookedPull, message: Pulled) -> None:
-        if pull.epoch != self._ledger.epoch:
-            self._drop(pull, MissReason.CACHE_RESET, "the cache was reset")
-            return
-        keys = self._picker.pick(pull.keys, message.indexes)
-        used = len(message.slots)
-        if (
-            keys is None
-            or len(keys) // self._ledger.key_size != used // SLOT_BYTES
-            or message.slots != pull.slots[:used]
-        ):
-            # Who says so cannot be believed about the READ either.
-            self._held[pull.number] = pull
-            self._distrust(pull.generation, "it names keys or slots that it was not given")
-            if not pull.settled:
-                self._settle(pull, MissReason.TRANSFER_FAILED, "its result is malformed")
-            return
-        self._publish(pull, message.slots, keys)
-        self._meter.pulled(
-            pull.peer,
-            used // SLOT_BYTES,
-            message.granted - pull.started,
-            message.confirmed - pull.started,
-        )
-        if not pull.settled:
-            pull.settled = True
-            self._meter.lookup_ended(time.monotonic() - pull.started)
-            self._adopted_keys[pull.request] = keys
-        self._trace(
-            "pull_adopted",
-            pull=pull.number,
-            request=pull.request,
-            blocks=used // SLOT_BYTES,
-            started=pull.started,
-            granted=message.granted,
-            read=message.read,
-            confirmed=message.confirmed,
-        )
-
-    def _publish(self, pull: BookedPull, slots: bytes, keys: bytes) -> None:
-        """Make the blocks READY, pinned while the request has not looked yet."""
-        pin = not pull.settled
-        results = self._ledger.publish(slots, keys, pin)
-        unused = pull.slots[len(slots) :]
-        if unused:
-            self._ledger.free(unused)
-        self.claims.give_back(pull.slots)
-        pull.slots = b""
-        published, stored = slots, keys
-        if results.count(PUBLISHED) != len(results):
-            size = self._ledger.key_size
-            good = [i for i, result in enumerate(results) if result == PUBLISHED]
-            published = b"".join(slots[i * SLOT_BYTES : (i + 1) * SLOT_BYTES] for i in good)
-            stored = b"".join(keys[i * size : (i + 1) * size] for i in good)
-        if pin:
-            self.claims.pin(pull.request, published)
+    def part_came(self, record: Record, slots: bytes, keys: bytes) -> None:
+        """Make the blocks READY, pinned while requests wait for them."""
+        pull = record.pull
+        waiters = list(dict.fromkeys(span.waiter for span in pull.spans))
+        published, stored = self.records.publish(record, slots, keys, bool(waiters))
+        self.claims.hold(pull, published, *waiters)
+        pull.blocks += len(slots) // SLOT_BYTES
+        for waiter in waiters:
+            waiter.brought.append(keys)
+        if pull.asker.chain:
+            gap = record.seen.find(0)
+            pull.given = record.first + (len(record.seen) if gap < 0 else gap)
         if stored:
             self._on_change(stored, b"")
+        self._waits.release_served(pull)
+
+    def record_ended(self, record: Record, reason: MissReason | None, detail: str) -> None:
+        """Go on with the rest of its pull, or end that."""
+        pull = record.pull
+        if not pull.asker.chain and pull.blocks:
+            pull.given = pull.end
+            self._waits.release_served(pull)
+        if reason is not None or pull.given < record.first + len(record.seen):
+            self._waits.end(pull, reason or MissReason.NOT_HELD, detail)
+        elif not pull.spans:
+            self._waits.end(pull, MissReason.ABORTED, "nobody waits for the rest")
+        else:
+            if pull.asker.settled:
+                pull.asker = pull.spans[0].waiter
+            self.turns.add_first(pull)
+
+    def look_again(self) -> None:
+        self._take_early()
+

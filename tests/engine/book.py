@@ -13,7 +13,7 @@ import msgspec
 from mpkv.engine.pull_book import PullBook
 from mpkv.engine.supervisor import Link
 from mpkv.memory import Consumer, Ledger, Producer, Ring
-from mpkv.messages import KeyGroup, Pull, Pulled, ToControl
+from mpkv.messages import KeyGroup, MissReason, Pull, Pulled, ToControl
 from tests.support.standin import KEY_SIZE, RecordingMeter
 
 BLOCKS = 64
@@ -72,6 +72,20 @@ class PlayedSupervisor:
         indexes = struct.pack(f"={count}I", *range(count))
         now = pull.started
         self.say(Pulled(pull.pull, indexes, pull.slots[: 8 * count], now, now, now))
+
+    def say_part(
+        self,
+        pull: Pull,
+        first: int,
+        end: int,
+        more: bool = True,
+        missing: MissReason | None = None,
+    ) -> None:
+        """The keys from `first` to `end` have come, all before `first` already had."""
+        indexes = struct.pack(f"={end - first}I", *range(first, end))
+        now = pull.started
+        slots = pull.slots[8 * first : 8 * end]
+        self.say(Pulled(pull.pull, indexes, slots, now, now, now, more, missing))
 
 
 class Book:

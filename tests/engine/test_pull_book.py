@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from mpkv.engine.pull_book import RECORDS_PER_CALL
+from mpkv.engine.records import RECORDS_PER_CALL
 from mpkv.memory import FILLING
 from mpkv.messages import (
     CancelPull,
@@ -231,9 +231,11 @@ def test_groups_are_cut_to_equal_tokens_to_fit(book: Book) -> None:
     windowed = KeyGroup(b"".join(make_keys("windowed", 40)), 16, 3)
     book.pulls.start("r", "peer:1", (full, coarse, windowed))
     pull = book.supervisor.next_pull()
-    # A quarter is 16 slots: 3 for the window, and 4 steps of 2 + 1 keys.
-    assert [len(group.keys) // KEY_SIZE for group in pull.groups] == [8, 4, 8]
-    assert len(pull.slots) == 8 * (8 + 4 + 3)
+    # Groups are not taken apart, so all must fit beside small pulls and stores, which have 24 of
+    # 64: 3 for the window, and 12 steps of 2 + 1 keys.
+    assert [len(group.keys) // KEY_SIZE for group in pull.groups] == [24, 12, 24]
+    assert len(pull.slots) == 8 * (24 + 12 + 3)
+    assert book.meter.missed_blocks == {MissReason.NO_SPACE: 63 - 39}
 
 
 def test_a_pull_of_old_content_is_never_adopted(book: Book) -> None:
@@ -303,14 +305,6 @@ def test_forty_requests_share_a_quarter_of_the_tier_in_order(book: Book) -> None
         book.pulls.looked_up(f"r{i}")
         book.pulls.start_waiting()
     assert not book.meter.misses
-
-
-def test_a_pull_larger_than_its_share_is_cut_to_a_prefix(book: Book) -> None:
-    keys = make_keys("long", 50)
-    book.start("r", keys)
-    pull = book.supervisor.next_pull()
-    assert pull.groups[0].keys == b"".join(keys[: BLOCKS // 4])
-    assert len(pull.slots) == 8 * (BLOCKS // 4)
 
 
 def test_without_helpers_a_pull_is_a_miss_at_once(book: Book) -> None:

@@ -60,6 +60,7 @@ class RecordingMeter:
 
     def __init__(self) -> None:
         self.misses: Counter[MissReason] = Counter()
+        self.missed_blocks: Counter[MissReason] = Counter()
         self.details: list[str] = []
         self.blocks = 0
         self.lookups = 0
@@ -74,6 +75,10 @@ class RecordingMeter:
     def missed(self, peer: str, reason: MissReason, detail: str) -> None:
         self.misses[reason] += 1
         self.details.append(detail)
+
+    def not_given(self, peer: str, reason: MissReason, blocks: int, detail: str) -> None:
+        assert blocks > 0
+        self.missed_blocks[reason] += blocks
 
 
 class StandIn:

@@ -92,6 +92,9 @@ class _Meter:
     def missed(self, peer: str, reason: MissReason, detail: str) -> None:
         self.misses.append(f"{reason.value}: {detail}")
 
+    def not_given(self, peer: str, reason: MissReason, blocks: int, detail: str) -> None:
+        pass
+
 
 class StandIn:
     """One engine with real helpers, which are ready when it has been made."""
