@@ -94,7 +94,8 @@ class MpkvConnector(OffloadingConnector):
             for group in self.scheduler.config.kv_group_configs
         ]
         groups, present = self._key_groups(packed, request.num_tokens)
-        self._manager.pulls.begin(request.request_id, source, groups, present)
+        peer, also = self._manager.ranks_of(source)
+        self._manager.pulls.begin(request.request_id, peer, groups, present, also)
 
     def on_new_request(self, request: Request) -> None:
         super().on_new_request(request)
@@ -134,7 +135,8 @@ class MpkvConnector(OffloadingConnector):
         packed = [b"".join(group.offload_keys) for group in status.group_states]
         groups, present = self._key_groups(packed, status.req.num_tokens)
         if any(group.keys for group in groups):
-            self._manager.pulls.start(request.request_id, source, groups, present)
+            peer, also = self._manager.ranks_of(source)
+            self._manager.pulls.start(request.request_id, peer, groups, present, also)
 
     def _key_groups(
         self, packed: list[bytes], num_tokens: int

@@ -6,7 +6,6 @@ allocate, so landing slots are kept in stock for it.
 """
 
 import struct
-import time
 from collections import deque
 from collections.abc import Iterator
 
@@ -25,9 +24,7 @@ class EarlyPulls:
     """`begin` is the input thread's, all else is the scheduler thread's. What
     both touch are deques, whose ends are atomic under the GIL, and `coming`."""
 
-    def __init__(
-        self, supervisor: Supervisor, coming: Coming, size: int, key_size: int
-    ) -> None:
+    def __init__(self, supervisor: Supervisor, coming: Coming, size: int, key_size: int) -> None:
         """`size` slots are to be in stock, 0 for no early pulls at all."""
         self._supervisor = supervisor
         self._coming = coming

@@ -32,7 +32,7 @@ from mpkv.engine.booked_pull import SLOT_BYTES
 from mpkv.engine.metrics import Meter
 from mpkv.engine.pull_book import PullBook
 from mpkv.engine.region import DataRegion
-from mpkv.engine.source import addresses
+from mpkv.engine.source import sources
 from mpkv.engine.supervisor import Supervisor
 from mpkv.memory import FILLING, MISS_SLOT, Ledger, block_ids
 from mpkv.messages import Compatibility, MissReason, Tier
@@ -59,8 +59,9 @@ class MpkvManager(OffloadingManager):
     ) -> None:
         """Nothing is opened before `start`; `info` is what `config_info` reports."""
         self.settings = settings
-        itself = PeerAddress(settings.node, settings.advertise, settings.port, settings.ranks)
-        self._sources = addresses((*settings.peers, itself)) if settings.peers else frozenset()
+        own = PeerAddress(settings.node, settings.advertise, settings.port, settings.ranks)
+        address = f"{settings.advertise}:{settings.port + rank}"
+        self._sources = sources((*settings.peers, own), address)
         self._engine_id = engine_id
         self._rank = rank
         self._blocks = blocks
@@ -107,7 +108,11 @@ class MpkvManager(OffloadingManager):
     def may_pull_from(self, source: str) -> bool:
         """Only from nodes of the cluster file, if it lists others than this one: whoever sends
         requests must not choose whom the engine believes."""
-        return not self._sources or source in self._sources
+        return not self.settings.peers or source in self._sources
+
+    def ranks_of(self, source: str) -> tuple[str, tuple[str, ...]]:
+        """Whom to ask when a request names `source`, which means its node, and whom else."""
+        return self._sources.get(source, (source, ()))
 
     def refuse_source(self, source: str) -> None:
         # One label for all: a request could name as many as it likes.

@@ -155,9 +155,7 @@ class PullBook:
         if keys is None:
             size = self._ledger.key_size
             keys = self._split[request] = frozenset(
-                part[at : at + size]
-                for part in waiter.brought
-                for at in range(0, len(part), size)
+                part[at : at + size] for part in waiter.brought for at in range(0, len(part), size)
             )
         return key in keys
 
@@ -369,4 +367,3 @@ class PullBook:
 
     def look_again(self) -> None:
         self._take_early()
-

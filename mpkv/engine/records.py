@@ -21,7 +21,6 @@ from mpkv.messages import (
     CancelPull,
     MissReason,
     Pulled,
-    PullFailed,
     SlotsReturned,
     ToEngine,
 )

@@ -48,7 +48,25 @@ def find_source(params: dict[str, Any] | None) -> str | None:
 
 
 def addresses(peers: Sequence[PeerAddress]) -> frozenset[str]:
-    """`host:port` of every rank of `peers`: what their requests may name."""
-    return frozenset(
-        f"{peer.host}:{peer.port + rank}" for peer in peers for rank in range(peer.ranks)
-    )
+    """`host:port` of every rank of `peers`."""
+    return frozenset(address for peer in peers for address in _ranks(peer))
+
+
+def sources(
+    nodes: Sequence[PeerAddress], itself: str = ""
+) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """For each address (`host:port`) of a rank of `nodes`, which requests may name: whom to ask,
+    and who else of that node may be asked. That is never `itself`, unless nobody else is there.
+    """
+    found = {}
+    for node in nodes:
+        ranks = _ranks(node)
+        others = [rank for rank in ranks if rank != itself]
+        for rank in ranks:
+            first = rank if rank in others or not others else others[0]
+            found[rank] = (first, tuple(other for other in others if other != first))
+    return found
+
+
+def _ranks(node: PeerAddress) -> list[str]:
+    return [f"{node.host}:{node.port + rank}" for rank in range(node.ranks)]

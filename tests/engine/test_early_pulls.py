@@ -8,7 +8,7 @@ import pytest
 
 from mpkv.engine.pull_book import PullBook
 from mpkv.memory import LANDING
-from mpkv.messages import CancelPull, KeyGroup, MissReason, PullFailed, ToControl
+from mpkv.messages import CancelPull, KeyGroup, MissReason, Pull, PullFailed, ToControl
 from tests.engine.book import BLOCKS, Book
 from tests.support.standin import StandIn, make_keys
 
@@ -290,6 +290,107 @@ def test_the_stock_waits_until_other_pulls_have_their_room() -> None:
     book.pulls.start_waiting()
     assert book.supervisor.next_pull().request == "waits"
     assert held(book) == (STOCK + 1, 0)
+
+
+def early_pulls(book: Book) -> list[Pull]:
+    found = []
+    while (record := book.supervisor.early.pop()) is not None:
+        found.append(msgspec.msgpack.decode(record, type=Pull))
+    return found
+
+
+@pytest.mark.parametrize("drained", [False, True])
+def test_sixteen_that_begin_at_once_ask_once(drained: bool) -> None:
+    book = Book(head_start=0.125, blocks=2048)
+    keys = make_keys("k", 256)
+    requests = [f"r{number}" for number in range(16)]
+    for request in requests:
+        assert begin(book.pulls, request, keys)
+        if drained:
+            book.pulls.drain()
+    (pull,) = early_pulls(book)
+    assert len(pull.slots) == 8 * 256
+    assert all(book.pulls.claim(request) for request in requests)
+    assert all(book.pulls.pending(request) for request in requests)
+    book.supervisor.say_pulled(pull, 256)
+    book.pulls.drain()
+    book.pulls.start_waiting()
+    assert not any(book.pulls.pending(request) for request in requests)
+    assert book.supervisor.pulls.pop() is None
+    assert book.hits(keys) == 256
+    for request in requests:
+        assert held(book)[1] == book.pulls.claims.taken == 256
+        assert book.pulls.adopted(request, keys[0])
+        book.pulls.looked_up(request)
+        book.pulls.finished(request)
+    assert held(book) == (256, 0)
+    assert (book.meter.blocks, book.meter.lookups) == (256, 16)
+
+
+def test_what_the_scheduler_has_asked_for_is_not_begun_again() -> None:
+    book = stocked()
+    keys = make_keys("k", 8)
+    book.start("r0", keys[:6])
+    pull = book.supervisor.next_pull()
+    assert begin(book.pulls, "r1", keys)
+    (rest,) = early_pulls(book)
+    assert rest.groups[0].keys == b"".join(keys[6:])
+    book.supervisor.say_pulled(rest, 2)
+    assert book.pulls.claim("r1")
+    assert book.pulls.pending("r1")
+    book.supervisor.say_pulled(pull, 6)
+    book.pulls.drain()
+    assert not book.pulls.pending("r1")
+    assert book.hits(keys) == 8
+    assert held(book)[1] == 8
+
+
+def test_what_has_begun_early_is_not_asked_for_by_the_scheduler() -> None:
+    book = stocked()
+    keys = make_keys("k", 8)
+    assert begin(book.pulls, "r0", keys)
+    (pull,) = early_pulls(book)
+    book.start("r1", keys)
+    assert book.supervisor.pulls.pop() is None
+    book.supervisor.say_pulled(pull, 8)
+    book.pulls.drain()
+    assert not book.pulls.pending("r1")
+    assert book.hits(keys) == 8
+
+
+def test_one_that_began_for_what_was_coming_asks_when_it_has_not_come() -> None:
+    book = stocked()
+    keys = make_keys("k", 6)
+    group = (KeyGroup(b"".join(keys), 16, 0),)
+    book.pulls.start("r0", "other:1", group)
+    pull = book.supervisor.next_pull()
+    assert begin(book.pulls, "r1", keys)
+    # Before the scheduler thread looks.
+    book.supervisor.say(PullFailed(pull.pull, MissReason.PEER_DOWN, "", False))
+    assert book.pulls.claim("r1")
+    assert book.pulls.pending("r1")
+    book.pulls.start_waiting()
+    second = book.supervisor.next_pull()
+    assert (second.request, second.peer) == ("r1", "peer:1")
+    book.supervisor.say_pulled(second, 6)
+    book.pulls.drain()
+    assert not book.pulls.pending("r1")
+    assert book.hits(keys) == 6
+
+
+def test_what_came_before_the_scheduler_looked_is_not_asked_for() -> None:
+    book = stocked()
+    keys = make_keys("k", 6)
+    book.start("r0", keys)
+    pull = book.supervisor.next_pull()
+    assert begin(book.pulls, "r1", keys)
+    assert book.supervisor.early.pop() is None
+    book.supervisor.say_pulled(pull, 6)
+    assert book.pulls.claim("r1")
+    assert not book.pulls.pending("r1")
+    book.pulls.start_waiting()
+    assert book.supervisor.pulls.pop() is None
+    assert book.hits(keys) == 6
 
 
 def test_both_threads_at_once_lose_nothing() -> None:

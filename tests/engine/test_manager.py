@@ -269,3 +269,18 @@ def test_sources_are_the_nodes_of_the_cluster_file_and_the_own_ranks() -> None:
     assert not may_pull_from("10.0.0.1:7712")
     assert not may_pull_from("10.0.0.3:7710")
     assert may_pull_from("10.0.0.3:7710", EngineSettings(node="alone"))
+
+
+def test_a_request_that_names_any_rank_of_a_node_means_the_node() -> None:
+    settings = EngineSettings(
+        node="a",
+        advertise="10.0.0.1",
+        ranks=3,
+        peers=(PeerAddress("b", "10.0.0.2", 7710, ranks=2),),
+    )
+    manager = MpkvManager(settings, "any", 1, BLOCKS, BLOCK_BYTES, False)
+    assert manager.ranks_of("10.0.0.2:7711") == ("10.0.0.2:7711", ("10.0.0.2:7710",))
+    assert manager.ranks_of("10.0.0.1:7710") == ("10.0.0.1:7710", ("10.0.0.1:7712",))
+    assert manager.ranks_of("10.0.0.1:7711") == ("10.0.0.1:7710", ("10.0.0.1:7712",))
+    alone = MpkvManager(EngineSettings(node="alone"), "any", 0, BLOCKS, BLOCK_BYTES, False)
+    assert alone.ranks_of("10.0.0.3:7710") == ("10.0.0.3:7710", ())

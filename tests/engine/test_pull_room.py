@@ -1,11 +1,12 @@
 """How much of the tier pulls may have: alone, and among many."""
 
+import struct
 import time
 
 import pytest
 
 from mpkv.memory import FILLING
-from mpkv.messages import KeyGroup, MissReason, PullFailed
+from mpkv.messages import KeyGroup, MissReason, Pulled, PullFailed
 from tests.engine.book import BLOCKS, Book
 from tests.engine.test_shared_pulls import asked, step
 from tests.support.standin import make_keys
@@ -272,9 +273,6 @@ def test_parts_may_come_in_any_order(book: Book) -> None:
     book.pulls.start("s", "peer:1", (KeyGroup(b"".join(keys[:6]), 16, 0),))
     (pull,) = asked(book)
     now = pull.started
-    from mpkv.messages import Pulled
-    import struct
-
     book.supervisor.say(
         Pulled(pull.pull, struct.pack("=4I", 6, 7, 8, 9), pull.slots[:32], now, now, now, True)
     )

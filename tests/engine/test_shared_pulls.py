@@ -167,8 +167,8 @@ def test_what_a_node_does_not_hold_is_asked_of_another_only(book: Book) -> None:
     keys = make_keys("k", 20)
     group = (KeyGroup(b"".join(keys), 16, 0),)
     for number, request in enumerate(REQUESTS):
-        peer = ("a:1", "a:2", "b:1")[number % 3]
-        book.pulls.start(request, peer, group, also={"a:1": ("a:2",), "a:2": ("a:1",)}.get(peer, ()))
+        peer, also = (("a:1", ("a:2",)), ("a:2", ("a:1",)), ("b:1", ()))[number % 3]
+        book.pulls.start(request, peer, group, also=also)
     (first,) = asked(book)
     book.supervisor.say_pulled(first, 12)
     (second,) = step(book)

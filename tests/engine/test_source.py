@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mpkv.cluster.settings import PeerAddress
-from mpkv.engine.source import addresses, parse_source
+from mpkv.engine.source import addresses, parse_source, sources
 
 
 def params(host: Any, port: Any) -> dict[str, Any]:
@@ -53,5 +53,24 @@ def test_a_source_that_is_no_object(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_every_rank_of_a_peer_may_be_named() -> None:
-    peers = (PeerAddress("b", "10.0.0.8", 7710, ranks=2), PeerAddress("c", "c.example", 80))
-    assert addresses(peers) == {"10.0.0.8:7710", "10.0.0.8:7711", "c.example:80"}
+    peers = (PeerAddress("b", "10.0.0.8", 7710, ranks=3), PeerAddress("c", "c.example", 80))
+    zero, one, two = (f"10.0.0.8:{7710 + rank}" for rank in range(3))
+    assert addresses(peers) == {zero, one, two, "c.example:80"}
+    assert sources(peers) == {
+        zero: (zero, (one, two)),
+        one: (one, (zero, two)),
+        two: (two, (zero, one)),
+        "c.example:80": ("c.example:80", ()),
+    }
+
+
+def test_a_rank_asks_the_others_of_its_node_and_not_itself() -> None:
+    own = (PeerAddress("a", "10.0.0.7", 7710, ranks=3),)
+    zero, one, two = (f"10.0.0.7:{7710 + rank}" for rank in range(3))
+    assert sources(own, one) == {
+        zero: (zero, (two,)),
+        one: (zero, (two,)),
+        two: (two, (zero,)),
+    }
+    alone = (PeerAddress("a", "10.0.0.7", 7710),)
+    assert sources(alone, zero) == {zero: (zero, ())}
