@@ -94,8 +94,6 @@ class BookedPull:
     waited: bool = False
     given: int = 0
     blocks: int = 0
-    # What it and those who wait for it hold of the tier.
-    claimed: int = 0
     record: "Record | None" = None
     spans: "list[Span]" = field(default_factory=list)
     holds: "list[Hold]" = field(default_factory=list)

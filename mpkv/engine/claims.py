@@ -42,11 +42,15 @@ class Claims:
         """How many blocks `pull` may claim now."""
         if not pull.large:
             return self.most - self.small
-        alone = not small_wait and pull.claimed == self.taken
-        if alone and pull.blocks:
+        if pull.blocks and not small_wait and self.is_alone(pull):
             # Its rest. Not at its start: what comes meanwhile and is small should pass.
             return self.tier - self.taken
         return self.most_large - self.large
+
+    def is_alone(self, pull: BookedPull) -> bool:
+        """Whether nobody claims anything but who asks by `pull`, which waits for room."""
+        held = sum(len(hold.slots) for hold in pull.asker.holds)
+        return held // SLOT_BYTES == self.taken
 
     def available(self) -> int:
         """How many blocks are free or may be evicted, at least."""
@@ -55,7 +59,6 @@ class Claims:
         return counts["free"] + max(counts["ready"] - pins, 0)
 
     def take(self, pull: BookedPull, count: int) -> None:
-        pull.claimed += count
         if pull.large:
             self.large += count
         else:
@@ -102,18 +105,23 @@ class Claims:
             self._ledger.touch_many(here)
 
     def let_wait(self, pull: BookedPull) -> None:
-        """Those who wait for a pull without room hold nothing, but for one that goes on in
-        parts."""
+        """Those who wait for a pull without room hold nothing that it may wait for itself: what
+        its asker holds while it goes on in parts, or nothing at all."""
         pull.waited = True
-        if not pull.blocks:
-            for span in pull.spans:
-                if span.waiter.holds:
-                    self.let_go(span.waiter)
+        kept = pull.asker.holds if pull.blocks else []
+        for waiter in [span.waiter for span in pull.spans if span.waiter.holds]:
+            if not kept:
+                self.let_go(waiter)
+            elif waiter is not pull.asker:
+                self._let_go_of(waiter, [hold for hold in waiter.holds if hold not in kept])
 
     def let_go(self, waiter: Waiter) -> None:
+        self._let_go_of(waiter, waiter.holds[:])
+
+    def _let_go_of(self, waiter: Waiter, holds: list[Hold]) -> None:
         waiter.kept = False
-        holds, waiter.holds = waiter.holds, []
         for hold in holds:
+            waiter.holds.remove(hold)
             hold.users -= 1
             if not hold.users:
                 self._ledger.unpin_many(hold.slots)

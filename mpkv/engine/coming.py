@@ -26,43 +26,46 @@ class Coming:
 
     def find(self, waiter: Waiter, at: int, stop: int) -> tuple[BookedPull | None, int]:
         """The first pull that brings the waiter's key at `at`, and until where, `stop` at most,
-        it brings what the waiter wants."""
-        key = self._keys(waiter.keys, waiter.first, at, at + 1)
+        it brings what the waiter wants; or nobody, and until where nobody does."""
+        nobody = stop
         # One key of each pull is compared, and only of the one that has it the others.
         for pull in list(self._pulls):
-            if pull.asker.epoch != waiter.epoch or not pull.given <= at < pull.end:
+            begin = max(at, pull.given)
+            if pull.asker.epoch != waiter.epoch or begin >= min(nobody, pull.end):
                 continue
             if not waiter.chain:
                 if pull.groups == waiter.groups:
                     return pull, stop
-            elif pull.asker.chain and self._keys(pull.keys, pull.first, at, at + 1) == key:
-                return pull, self._reach(pull, waiter, at, min(stop, pull.end))
-        return None, at
+            elif pull.asker.chain and self._equal(pull, waiter, begin, begin + 1):
+                if begin == at:
+                    return pull, self._reach(pull, waiter, at, min(stop, pull.end))
+                nobody = begin
+        return None, nobody
 
-    def reach(self, waiter: Waiter) -> int:
-        """Until where what the waiter wants is on its way, without a gap."""
+    def gap(self, waiter: Waiter) -> tuple[int, int]:
+        """What the waiter wants first that is not on its way, from where to where."""
         at = waiter.first
         while at < waiter.end:
             pull, upto = self.find(waiter, at, waiter.end)
             if pull is None:
-                break
+                return at, upto
             at = upto
-        return at
+        return at, at
 
     def _reach(self, pull: BookedPull, waiter: Waiter, at: int, stop: int) -> int:
         """The first position from `at` on where the two differ; at `at` they are equal."""
-
-        def equal(until: int) -> bool:
-            theirs = self._keys(pull.keys, pull.first, at, until)
-            return theirs == self._keys(waiter.keys, waiter.first, at, until)
-
-        if equal(stop):
+        if self._equal(pull, waiter, at, stop):
             return stop
         low, high = at + 1, stop
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if equal(middle) else (low, middle)
+            equal = self._equal(pull, waiter, at, middle)
+            low, high = (middle, high) if equal else (low, middle)
         return low
 
-    def _keys(self, keys: bytes, first: int, start: int, stop: int) -> bytes:
-        return keys[(start - first) * self._key_size : (stop - first) * self._key_size]
+    def _equal(self, pull: BookedPull, waiter: Waiter, start: int, stop: int) -> bool:
+        size, theirs, ours = self._key_size, pull.first, waiter.first
+        return (
+            pull.keys[(start - theirs) * size : (stop - theirs) * size]
+            == waiter.keys[(start - ours) * size : (stop - ours) * size]
+        )

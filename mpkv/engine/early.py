@@ -53,11 +53,11 @@ class EarlyPulls:
         link = self._supervisor.link
         if link is None or not self._size or waiter.first == waiter.end:
             return False
-        at = self._coming.reach(waiter)
-        if at == waiter.end:
+        at, stop = self._coming.gap(waiter)
+        if at == stop:
             self._begun.append((waiter, None))
             return True
-        record = self._record(number, waiter, at, link)
+        record = self._record(number, waiter, at, stop, link)
         if record is None:
             return False
         # Before it is sent: an answer must never be for a pull that nobody knows.
@@ -68,15 +68,15 @@ class EarlyPulls:
             self._unsent.append(record)
         return True
 
-    def _record(self, number: int, waiter: Waiter, at: int, link: Link) -> Record | None:
-        """Asks for what `waiter` wants from `at` on; None if the stock is too small."""
-        groups, keys = waiter.part(at, waiter.end, self._key_size)
+    def _record(self, number: int, waiter: Waiter, at: int, stop: int, link: Link) -> Record | None:
+        """Asks for what `waiter` wants from `at` to `stop`; None if the stock is too small."""
+        groups, keys = waiter.part(at, stop, self._key_size)
         count = sum(slots_of(group, self._key_size) for group in groups)
         # Only this thread takes from the stock, so what is there stays there.
         if not 0 < count <= len(self._stock):
             return None
         started = waiter.started
-        pull = BookedPull(waiter, groups, keys, at, waiter.end, count, started, large=False)
+        pull = BookedPull(waiter, groups, keys, at, stop, count, started, large=False)
         return Record(
             number,
             pull,

@@ -253,9 +253,10 @@ class PullBook:
     def _take_early(self) -> None:
         """Enter what the input thread has begun; from then on it is like any other pull."""
         for waiter, record in self.early.begun():
-            upto = waiter.end
+            gaps = [(waiter.first, waiter.end)]
             if record is not None:
-                pull, upto = record.pull, record.first
+                pull = record.pull
+                gaps = [(waiter.first, pull.first), (pull.end, waiter.end)]
                 # Beyond what the others may claim: the stock was kept free for it.
                 self._waits.join(waiter, pull, pull.first, pull.end)
                 self.claims.keep(pull, False)
@@ -266,7 +267,8 @@ class PullBook:
             if waiter.epoch != self._ledger.epoch:
                 self._waits.give_up(waiter, MissReason.CACHE_RESET, "the cache was reset")
             else:
-                self._waits.want_missing(waiter, waiter.first, upto)
+                for start, stop in gaps:
+                    self._waits.want_missing(waiter, start, stop)
         for record in self.early.unsent():
             self.records.unsent(record.number)
 

@@ -46,8 +46,7 @@ class Turns:
     def is_last(self, pull: BookedPull) -> bool:
         """Whether `pull`, which finds no room, is done with what it has: others wait for that,
         and no pull will make room for it."""
-        alone = pull.claimed == self._claims.taken
-        return alone and pull.blocks > 0 and len(self) > 1
+        return pull.blocks > 0 and len(self) > 1 and self._claims.is_alone(pull)
 
     def room(self, pull: BookedPull, wanted: int, longest: int) -> tuple[bytes, bytes] | None:
         """Slots for `pull`, which wants so many and whose record may have so many keys, and the

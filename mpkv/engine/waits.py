@@ -47,7 +47,7 @@ class Waits:
         while at < stop:
             pull, upto = self._coming.find(waiter, at, stop)
             if pull is None:
-                pull, upto = self._ask(waiter, at, stop, again), stop
+                pull = self._ask(waiter, at, upto, again)
             self.join(waiter, pull, at, upto)
             at = upto
 

@@ -84,9 +84,9 @@ class Settling:
     def _endless(self) -> list[str]:
         found = [] if self._requests.idle and self._blocks.idle else ["requests of the engine"]
         pulls = self._engine.pulls
-        for name, book in (("open", pulls._open), ("held", pulls._held)):
+        for name, book in (("open", pulls.records.open), ("held", pulls.records.held)):
             found += [f"pull {number} is {name}" for number in book]
-        return found + [f"pull {pull.number} waits" for pull in pulls._waiting]
+        return found + [f"a pull for {pull.asker.request} waits" for pull in pulls.turns]
 
     def _leaked(self) -> list[str]:
         pulls = self._engine.pulls
@@ -98,8 +98,8 @@ class Settling:
             found.append(f"{pulls.claims.taken} slots claimed")
         for name, book in (
             ("requests", pulls._by_request),
-            ("pins", pulls.claims.pins),
-            ("adopted", pulls._adopted_keys),
+            ("adopted", pulls._split),
+            ("coming", pulls.coming._pulls),
             ("unclaimed", pulls.early._unclaimed),
         ):
             if book:
