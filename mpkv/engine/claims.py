@@ -96,6 +96,8 @@ class Claims:
         here = asker.present
         if asker.chain:
             here += asker.keys[: (pull.first - asker.first) * size]
+        # What it holds with others is of these, and to be counted once.
+        self.let_go(asker)
         beside = min(pull.count, self.least) if pull.large and asker.chain else pull.count
         if len(here) // size + beside <= self.room(pull, small_wait):
             asker.kept = True

@@ -285,8 +285,7 @@ class PullBook:
             return True
         stop = max(span.stop for span in pull.spans)
         wanted = stop - pull.given if pull.asker.chain else pull.count
-        longest = link.max_record // 2 // (self._ledger.key_size + SLOT_BYTES)
-        allocated = self.turns.room(pull, wanted, longest)
+        allocated = self.turns.room(pull, wanted)
         if allocated is None:
             if not self.turns.is_last(pull):
                 return False

@@ -39,7 +39,7 @@ from mpkv.processes.orphans import remove_orphans
 
 log = logging.getLogger("mpkv.engine")
 
-# A pull's keys (65,536 of 36 bytes) and its slots fit one record of half this size.
+# The keys of one record of a pull (32,768 of at most 64 bytes) and its slots fit three times.
 TO_CONTROL_BYTES = 8 << 20
 TO_ENGINE_BYTES = 4 << 20
 REGISTRATION_BYTES = 4 << 20

@@ -7,8 +7,8 @@ from mpkv.engine.booked_pull import BookedPull
 from mpkv.engine.claims import Claims
 from mpkv.memory import LANDING, Ledger
 
-# The keys of one record; a pull for more takes several, whatever there is room for.
-RECORD_KEYS = 65_536
+# In one record, which then fits its ring whatever the size of keys; a pull for more takes several.
+RECORD_KEYS = 32_768
 
 
 class Turns:
@@ -19,6 +19,9 @@ class Turns:
         self._claims = claims
         self._small: deque[BookedPull] = deque()
         self._large: deque[BookedPull] = deque()
+        # It has a part, and wants more. While there is one, others get all they want or nothing:
+        # two that wait for more could wait for each other.
+        self._partial: BookedPull | None = None
 
     def __iter__(self) -> Iterator[BookedPull]:
         yield from self._small
@@ -48,22 +51,25 @@ class Turns:
         and no pull will make room for it."""
         return pull.blocks > 0 and len(self) > 1 and self._claims.is_alone(pull)
 
-    def room(self, pull: BookedPull, wanted: int, longest: int) -> tuple[bytes, bytes] | None:
-        """Slots for `pull`, which wants so many and whose record may have so many keys, and the
-        keys evicted for them; None if it has to wait on."""
+    def room(self, pull: BookedPull, wanted: int) -> tuple[bytes, bytes] | None:
+        """Slots for `pull`, which wants so many, and the keys evicted for them; None if it has
+        to wait on."""
         claims, small_wait = self._claims, bool(self._small)
         claims.keep(pull, small_wait)
-        count = min(wanted, claims.room(pull, small_wait))
+        count, least = min(wanted, claims.room(pull, small_wait)), wanted
         if pull.large and pull.asker.chain:
-            count = min(count, longest, RECORD_KEYS)
-            least = min(wanted, claims.least)
-        else:
-            least = wanted
-        allocated = None
-        if count >= least:
-            allocated = self._ledger.allocate(count, LANDING)
-        if allocated is None and count >= least and least < count:
+            count = min(count, RECORD_KEYS)
+            if self._may_be_partial(pull):
+                least = min(wanted, claims.least)
+        if count < least:
+            return None
+        allocated = self._ledger.allocate(count, LANDING)
+        if allocated is None and least < count:
             count = min(count, claims.available())
-            if count >= least:
-                allocated = self._ledger.allocate(count, LANDING)
+            allocated = self._ledger.allocate(count, LANDING) if count >= least else None
+        if allocated is not None and self._may_be_partial(pull):
+            self._partial = pull if count < wanted else None
         return allocated
+
+    def _may_be_partial(self, pull: BookedPull) -> bool:
+        return self._partial in (None, pull) or self._partial.over

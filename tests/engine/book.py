@@ -11,7 +11,7 @@ from collections import deque
 import msgspec
 
 from mpkv.engine.pull_book import PullBook
-from mpkv.engine.supervisor import Link
+from mpkv.engine.supervisor import TO_CONTROL_BYTES, Link
 from mpkv.memory import Consumer, Ledger, Producer, Ring
 from mpkv.messages import KeyGroup, MissReason, Pull, Pulled, ToControl
 from tests.support.standin import KEY_SIZE, RecordingMeter
@@ -34,7 +34,8 @@ class PlayedSupervisor:
             self.dead.append(self._generation)
         self._generation += 1
         self._rings = [
-            Ring.create(1 << 20, name) for name in ("to-control", "to-engine", "to-control-early")
+            Ring.create(TO_CONTROL_BYTES, name)
+            for name in ("to-control", "to-engine", "to-control-early")
         ]
         self.pulls: Consumer = self._rings[0].consumer(-1)
         self.early: Consumer = self._rings[2].consumer(-1)
