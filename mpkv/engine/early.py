@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from mpkv.engine.booked_pull import SLOT_BYTES, BookedPull, Record, Waiter, as_message
+from mpkv.engine.booked_pull import SLOT_BYTES, BookedPull, Record, Span, Waiter, as_message
 from mpkv.engine.coming import Coming
 from mpkv.engine.fit import slots_of
 from mpkv.engine.supervisor import Link, Supervisor
@@ -77,7 +77,7 @@ class EarlyPulls:
             return None
         started = waiter.started
         pull = BookedPull(waiter, groups, keys, at, stop, count, started, large=False)
-        return Record(
+        record = Record(
             number,
             pull,
             waiter.peer,
@@ -90,6 +90,12 @@ class EarlyPulls:
             waiter.deadline,
             bytearray(len(keys) // self._key_size),
         )
+        # Whole before others can find it: they join and leave it as any other.
+        span = Span(waiter, pull, at, stop)
+        waiter.spans.append(span)
+        pull.spans.append(span)
+        pull.record = record
+        return record
 
     # --- the scheduler thread --------------------------------------------------------
 

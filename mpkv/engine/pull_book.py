@@ -258,7 +258,6 @@ class PullBook:
                 pull = record.pull
                 gaps = [(waiter.first, pull.first), (pull.end, waiter.end)]
                 # Beyond what the others may claim: the stock was kept free for it.
-                self._waits.join(waiter, pull, pull.first, pull.end)
                 self.claims.keep(pull, False)
                 self.claims.take(pull, pull.count)
                 self.records.enter(record)

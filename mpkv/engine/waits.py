@@ -48,7 +48,7 @@ class Waits:
             pull, upto = self._coming.find(waiter, at, stop)
             if pull is None:
                 pull = self._ask(waiter, at, upto, again)
-            self.join(waiter, pull, at, upto)
+            self._join(waiter, pull, at, upto)
             at = upto
 
     def _ask(self, waiter: Waiter, at: int, stop: int, again: bool) -> BookedPull:
@@ -69,7 +69,7 @@ class Waits:
             self._meter.not_given(waiter.peer, MissReason.NO_SPACE, waiter.cut, detail)
             waiter.cut = 0
 
-    def join(self, waiter: Waiter, pull: BookedPull, start: int, stop: int) -> None:
+    def _join(self, waiter: Waiter, pull: BookedPull, start: int, stop: int) -> None:
         span = Span(waiter, pull, start, stop)
         waiter.spans.append(span)
         pull.spans.append(span)

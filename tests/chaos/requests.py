@@ -24,6 +24,9 @@ MARGIN_S = 1.0
 LINGER_S = 0.02
 OF_ANOTHER = 0.05
 COMPUTED_AFTER_MISS = 0.15
+# So often another request comes at once for the same, and one wants all prompts of an engine.
+CROWDED = 0.3
+LARGE = 0.05
 # Of the pulls: begun on a thread that stands for vLLM's input thread; and of those, for requests
 # that the scheduler then never hears of.
 EARLY = 0.5
@@ -91,7 +94,13 @@ class Requests:
         source = self._choices.choice(sources)
         # Now and then of somebody who had to pull it first.
         owner = source if self._choices.random() > OF_ANOTHER else self._choices.choice(sources)
-        return self.pull(source, prompt(owner, self._choices.randrange(PROMPTS)))
+        keys = prompt(owner, self._choices.randrange(PROMPTS))
+        if self._choices.random() < LARGE:
+            keys = [key for number in range(PROMPTS) for key in prompt(owner, number)]
+        begun = self.pull(source, keys)
+        while self._choices.random() < CROWDED:
+            self.pull(self._choices.choice(sources), keys)
+        return begun
 
     def pull(
         self, source: str, keys: list[bytes], on_end: Callable[[bool], None] | None = None

@@ -345,6 +345,26 @@ def test_what_the_scheduler_has_asked_for_is_not_begun_again() -> None:
     assert held(book)[1] == 8
 
 
+def test_others_may_join_and_leave_it_before_the_scheduler_has_entered_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    book = stocked()
+    keys = make_keys("k", 8)
+    with monkeypatch.context() as between:
+        # The input thread goes on in the middle of `start`.
+        between.setattr(book.pulls, "_take_early", lambda: begin(book.pulls, "r0", keys))
+        book.start("r1", keys)
+        assert book.pulls.pending("r1")
+        book.pulls.finished("r1")
+    (pull,) = early_pulls(book)
+    assert book.supervisor.pulls.pop() is None
+    assert book.pulls.claim("r0")
+    book.supervisor.say_pulled(pull, 8)
+    book.pulls.drain()
+    assert not book.pulls.pending("r0")
+    assert book.hits(keys) == 8
+
+
 def test_what_has_begun_early_is_not_asked_for_by_the_scheduler() -> None:
     book = stocked()
     keys = make_keys("k", 8)

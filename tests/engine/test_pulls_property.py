@@ -153,7 +153,7 @@ class Tried:
         assert len(keys) == len(set(keys)), "it comes twice"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.lists(_steps, max_size=60), st.sampled_from([0.0, 0.125]))
 def test_requests_that_share_and_compete_all_end(
     steps: list[tuple[str, int]], head_start: float
