@@ -66,12 +66,11 @@ class Presence:
         self._look(now)
         gone = []
         for instance, since in list(self._absent.items()):
-            peer = self._peers.get(instance)
-            if peer is None or self._return_of(peer, since) > now:
-                continue
-            if not self.is_connected(peer):
-                gone.append(peer)
-            del self._absent[instance]
+            absent = self._peers[instance]
+            if self._return_of(absent, since) <= now:
+                del self._absent[instance]
+                if not self.is_connected(absent):
+                    gone.append(absent)
         for peer in self._peers.values():
             if now - peer.heard_at < SILENCE_S:
                 break
@@ -95,9 +94,9 @@ class Presence:
             self._look_at = math.inf
             self._to_look.extend(self._holders())
         for _ in range(min(LOOKS_PER_TURN, len(self._to_look))):
-            peer = self._peers.get(self._to_look.popleft())
-            if peer is not None and not self.is_connected(peer):
-                self._absent.setdefault(peer.instance, now)
+            holder = self._peers.get(self._to_look.popleft())
+            if holder is not None and not self.is_connected(holder):
+                self._absent.setdefault(holder.instance, now)
 
     def _graces(self) -> list[float]:
         return [
