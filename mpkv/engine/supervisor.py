@@ -134,9 +134,13 @@ class Supervisor:
         """Begin spawning; returns at once, with `link` still None."""
         self._watcher.start()
 
+    def stop(self) -> None:
+        """Begin to end the helpers for good; returns at once, from any thread."""
+        os.eventfd_write(self._stop, 1)
+
     def shutdown(self) -> None:
         """Stop watching and end the helpers; bounded, and harmless when repeated."""
-        os.eventfd_write(self._stop, 1)
+        self.stop()
         if self._watcher.ident is not None:
             self._watcher.join(timeout=15.0)
 
