@@ -210,10 +210,6 @@ class Server:
             os.kill(pid, number)
         return pids
 
-    def terminate(self) -> None:
-        """SIGTERM as a user would."""
-        self._popen.terminate()
-
     def stop(self) -> None:
         """SIGTERM as a user would, then the end of whatever is left."""
         shared = shared_memory_of(members(self._sessions))
