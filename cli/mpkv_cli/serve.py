@@ -27,6 +27,12 @@ _OWN_FLAGS = {
     "--model": "set model in [vllm] instead",
 }
 
+SHUTDOWN_TIMEOUT = "--shutdown-timeout"
+# vLLM's own default of 0 kills the engine, and what it has started, as soon as it is told to end.
+SHUTDOWN_TIMEOUT_S = 1
+# Of several ranks the API servers end first, within the same time.
+SHUTDOWN_TIMEOUT_OF_RANKS_S = 3
+
 
 @dataclass(frozen=True)
 class ServeCommand:
@@ -56,7 +62,12 @@ def serve_command(
         argv += ["--data-parallel-size", str(node.data_parallel_size)]
     argv += ["--prefix-caching-hash-algo", cluster.cluster.hash_algorithm]
     argv += ["--kv-transfer-config", json.dumps(kv_transfer_config(cluster, node, trace_dir))]
-    argv += [*cluster.vllm.args, *node.vllm_args, *extra_args]
+    given = [*cluster.vllm.args, *node.vllm_args, *extra_args]
+    if flag_value(given, SHUTDOWN_TIMEOUT) is None:
+        several = node.data_parallel_size > 1
+        timeout_s = SHUTDOWN_TIMEOUT_OF_RANKS_S if several else SHUTDOWN_TIMEOUT_S
+        argv += [SHUTDOWN_TIMEOUT, str(timeout_s)]
+    argv += given
     return ServeCommand(tuple(argv), _environment(cluster, node))
 
 

@@ -184,8 +184,8 @@ class ControlPlane:
                     sessions.disconnected(change.endpoint, now)
                 else:
                     sessions.connect_failed(change.endpoint, now)
-        if self._inbound.monitor in ready:
-            self._inbound.watch()
+        if self._inbound.monitor in ready and self._inbound.watch():
+            self._source.connection_ended(now)
         if self._inbound.socket in ready:
             self._take_messages(self._inbound.receive, self._source.receive, now)
         self._bound_memory(now)
@@ -208,6 +208,7 @@ class ControlPlane:
         else:
             log.warning("peers send more than there is memory for; dropping their connections")
             self._inbound.renew()
+            self._source.connection_ended(now)
         self._inbound_dropped = not self._inbound_dropped
 
     def _take_messages(self, receive: Receive, take: Take, now: float) -> None:

@@ -33,6 +33,7 @@ from vllm.v1.request import Request
 
 from mpkv.engine.compatibility import build_compatibility
 from mpkv.engine.input_thread import listen
+from mpkv.engine.last_second import leave_in_time
 from mpkv.engine.log_line import LoggedStats
 from mpkv.engine.logs import log_beside_vllm
 from mpkv.engine.manager import MpkvManager
@@ -65,6 +66,7 @@ class MpkvConnector(OffloadingConnector):
         manager.start(
             build_compatibility(vllm_config, offloading, manager.settings, manager.block_bytes)
         )
+        leave_in_time(vllm_config.shutdown_timeout, manager.stop_helpers)
         if manager.settings.head_start:
             listen(self)
 

@@ -4,22 +4,23 @@ import contextlib
 import os
 import select
 import signal
-import subprocess
 import sys
 
 import msgspec
 
 import mpkv
+from mpkv.engine._spawn import spawn
 
-# A helper that got SIGTERM leaves at once; this only bounds one that hangs in a driver.
-TERMINATE_S = 2.0
 # SIGKILL is certain; the wait covers tearing down a large mapping.
 REAP_S = 10.0
-STDERR = 2
 
 
 class HelperProcess:
-    """A running `python -m <module>`, known by pidfd."""
+    """A running `python -m <module>`, known by pidfd.
+
+    The kernel kills it when the thread ends that has started it, so also with the engine,
+    and also if it is stopped.
+    """
 
     def __init__(self, module: str, start: msgspec.Struct, fds: list[int]) -> None:
         """Spawn the helper with `start` readable at offset 0 of an inherited memfd.
@@ -29,36 +30,29 @@ class HelperProcess:
         """
         self.module = module
         start_fd = os.memfd_create("mpkv-start", os.MFD_CLOEXEC)
+        null_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        # -P: where vLLM was started is no place to import from.
+        argv = [sys.executable, "-P", "-m", module, "--start-fd", str(start_fd)]
         try:
             os.write(start_fd, msgspec.msgpack.encode(start))
-            self._popen = subprocess.Popen(
-                # -P: where vLLM was started is no place to import from.
-                [sys.executable, "-P", "-m", module, "--start-fd", str(start_fd)],
-                stdin=subprocess.DEVNULL,
-                # Whatever a library prints: the engine's own output is not for it.
-                stdout=STDERR,
-                pass_fds=[start_fd, *fds],
-                env=_helper_environment(),
+            self.pid = spawn(
+                [os.fsencode(part) for part in argv],
+                [os.fsencode(f"{name}={value}") for name, value in _helper_environment().items()],
+                [start_fd, *fds],
+                null_fd,
             )
         finally:
             os.close(start_fd)
+            os.close(null_fd)
         try:
-            self.pidfd = os.pidfd_open(self._popen.pid)
+            self.pidfd = os.pidfd_open(self.pid)
         except OSError:
-            self._popen.kill()
-            self._popen.wait(REAP_S)
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
             raise
-
-    @property
-    def pid(self) -> int:
-        return self._popen.pid
 
     def alive(self) -> bool:
         return not _readable(self.pidfd, 0.0)
-
-    def wait(self, limit_s: float) -> None:
-        """Give the process up to `limit_s` to end by itself."""
-        _readable(self.pidfd, limit_s)
 
     def signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -68,12 +62,17 @@ class HelperProcess:
         """Kill the process if it still runs, wait for its end, return its exit code.
 
         Only after this may anything that the process could write be used again.
-        Raises subprocess.TimeoutExpired if the kernel does not end it in `REAP_S`.
+        Raises TimeoutError if the kernel does not end it in `REAP_S`.
         """
         self.signal(signal.SIGKILL)
-        code = self._popen.wait(REAP_S)
+        if not _readable(self.pidfd, REAP_S):
+            raise TimeoutError(f"process {self.pid} does not end")
+        # Somebody else in the engine's process may have taken what it left.
+        status = 0
+        with contextlib.suppress(ChildProcessError):
+            _, status = os.waitpid(self.pid, 0)
         os.close(self.pidfd)
-        return code
+        return os.waitstatus_to_exitcode(status)
 
 
 def _readable(fd: int, timeout_s: float) -> bool:

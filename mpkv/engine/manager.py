@@ -255,6 +255,11 @@ class MpkvManager(OffloadingManager):
     def config_info(self) -> Sequence[Any]:
         return [self._info.as_config_info()] if self._info is not None else [{}]
 
+    def stop_helpers(self) -> None:
+        """Begin to end the helpers, as `shutdown` does; returns at once."""
+        if self._supervisor is not None:
+            self._supervisor.stop()
+
     def shutdown(self) -> None:
         if self._supervisor is not None:
             self._supervisor.shutdown()

@@ -13,7 +13,6 @@ import os
 import select
 import signal
 import socket
-import subprocess
 import threading
 import time
 import uuid
@@ -23,7 +22,7 @@ from dataclasses import dataclass
 import msgspec
 
 from mpkv.cluster.settings import EngineSettings
-from mpkv.engine.helper_process import TERMINATE_S, HelperProcess
+from mpkv.engine.helper_process import HelperProcess
 from mpkv.engine.source import addresses
 from mpkv.memory import Consumer, Ledger, Producer, Ring
 from mpkv.messages import (
@@ -135,9 +134,13 @@ class Supervisor:
         """Begin spawning; returns at once, with `link` still None."""
         self._watcher.start()
 
+    def stop(self) -> None:
+        """Begin to end the helpers for good; returns at once, from any thread."""
+        os.eventfd_write(self._stop, 1)
+
     def shutdown(self) -> None:
         """Stop watching and end the helpers; bounded, and harmless when repeated."""
-        os.eventfd_write(self._stop, 1)
+        self.stop()
         if self._watcher.ident is not None:
             self._watcher.join(timeout=15.0)
 
@@ -170,13 +173,11 @@ class Supervisor:
 
     def _live_once(self) -> bool:
         """Spawn a generation and stay with it to its end; True to stop for good."""
-        self.generation = self._spawn_generation()
-        stopping = False
+        self.generation = generation = self._spawn_generation()
         try:
-            stopping = self._watch_generation(self.generation)
+            return self._watch_generation(generation)
         finally:
-            self._end_generation(self.generation, stopping)
-        return stopping
+            self._end_generation(generation)
 
     def _watch_generation(self, generation: Generation) -> bool:
         """Return when the generation is over: True to stop, False to replace it."""
@@ -362,7 +363,7 @@ class Supervisor:
         except OSError:
             generation.control.signal(signal.SIGKILL)
 
-    def _end_generation(self, generation: Generation, stopping: bool) -> None:
+    def _end_generation(self, generation: Generation) -> None:
         # The scheduler must stop pushing before it hears of the end.
         self.link = None
         self.generation = None
@@ -370,10 +371,9 @@ class Supervisor:
         if generation.initiator is not None:
             helpers.insert(0, generation.initiator)
         for helper in helpers:
-            helper.signal(signal.SIGTERM if stopping else signal.SIGKILL)
+            # They have nothing to do at their end, and one that is stopped heeds nothing else.
+            helper.signal(signal.SIGKILL)
         for helper in helpers:
-            if stopping:
-                helper.wait(TERMINATE_S)
             self._reap(helper)
         generation.channel.close()
         # Reaped: nobody else can change these pins, and the next control plane does
@@ -390,7 +390,7 @@ class Supervisor:
             try:
                 code = helper.reap()
                 break
-            except subprocess.TimeoutExpired:
+            except TimeoutError:
                 log.error(
                     "[%s] %s (pid %s) does not end; sharing is off until it has",
                     self._label,

@@ -47,6 +47,7 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
         "leases_confirmed",
         "leases_released",
         "leases_expired",
+        "leases_dropped",
         "unconfirmed_expired",
         "unconfirmed_epoch",
         "unconfirmed_target_down",

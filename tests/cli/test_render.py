@@ -114,3 +114,11 @@ def test_a_folder_named_mpkv_does_not_hide_the_package(tmp_path: Path) -> None:
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_vllm_gives_its_engines_time_to_end_unless_told_otherwise(tmp_path: Path) -> None:
+    flag = "--shutdown-timeout"
+    one, many = (rendered(path, "--node", node) for path, node in (SHIPPED[0], SHIPPED[2]))
+    assert (one[one.index(flag) + 1], many[many.index(flag) + 1]) == ("1", "3")
+    own = write_config(tmp_path, GOOD.replace("[tier]", 'args = ["--shutdown_timeout=0"]\n[tier]'))
+    assert [word for word in rendered(own) if "shutdown" in word] == ["--shutdown_timeout=0"]

@@ -77,7 +77,9 @@ class Plane:
         tier_blocks: int | None = None,
         bounds: Bounds = BOUNDS,
         module: str = "mpkv.control",
+        before: tuple[str, ...] = (),
     ) -> None:
+        """`before`: what to start it through, as a command that becomes it."""
         self.node = node
         self.instance = instance or f"{node}-{os.urandom(4).hex()}"
         self.port = port if port is not None else free_port()
@@ -121,7 +123,7 @@ class Plane:
             bounds=bounds,
         )
         with theirs:
-            self.process = self._spawn(module, start, theirs.fileno())
+            self.process = self._spawn(before, module, start, theirs.fileno())
         self.initiator: FakeInitiator | None = None
         self._initiators: list[FakeInitiator] = []
         self._has_target = target
@@ -130,7 +132,9 @@ class Plane:
         if initiator:
             self.new_initiator(automatic=automatic)
 
-    def _spawn(self, module: str, start: ControlStart, channel: int) -> subprocess.Popen[bytes]:
+    def _spawn(
+        self, before: tuple[str, ...], module: str, start: ControlStart, channel: int
+    ) -> subprocess.Popen[bytes]:
         start_fd = os.memfd_create("start", os.MFD_CLOEXEC)
         os.write(start_fd, _encode(start))
         fds = [start_fd, self.ledger.fd, self.wake, channel, self._tier_fd]
@@ -138,7 +142,7 @@ class Plane:
         fds += [self.engine_process.pidfd, self.target_process.pidfd]
         try:
             return subprocess.Popen(
-                [sys.executable, "-m", module, "--start-fd", str(start_fd)],
+                [*before, sys.executable, "-m", module, "--start-fd", str(start_fd)],
                 stdin=subprocess.DEVNULL,
                 stderr=self._log,
                 pass_fds=fds,

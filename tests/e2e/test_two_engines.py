@@ -4,7 +4,9 @@ The tests share one pair and run in order; each leaves both engines serving.
 """
 
 import contextlib
+import http.client
 import os
+import re
 import signal
 import threading
 import time
@@ -205,6 +207,31 @@ def test_the_source_is_killed_and_restarted(fleet: Fleet, pair: Pair, expected: 
     again.wait_healthy()
     again.reset_as_often_as(b)
     _pull_until_it_works(again, b, "restarted", expected)
+
+
+def test_helpers_are_gone_before_vllm_kills_what_is_left(pair: Pair) -> None:
+    """At SIGTERM, in the middle of a request."""
+    _, b = pair
+    helpers = b.processes("-m mpkv.")
+    assert len(helpers) == 3
+
+    def long_request() -> None:
+        # It ends with the server.
+        with contextlib.suppress(OSError, http.client.HTTPException, AssertionError):
+            b.complete([65] * 40 * BLOCK, max_tokens=64)
+
+    request = threading.Thread(target=long_request)
+    request.start()
+    _until(lambda: bool(b.metric("vllm:num_requests_running")), "the request never ran")
+    before = len(b.log())
+    stopping = threading.Thread(target=b.stop)
+    stopping.start()
+    _until(lambda: "shutdown triggered" in b.log()[before:], "it heeds no SIGTERM")
+    _until(lambda: not set(helpers) & set(b.processes()), "helpers live on", 2.0)
+    stopping.join(60.0)
+    request.join(60.0)
+    said = b.log()[before:]
+    assert not re.search(r"kill.*mpkv|mpkv.*is gone", said)
 
 
 def _until(condition: Callable[[], bool], complaint: str, limit_s: float = 30.0) -> None:

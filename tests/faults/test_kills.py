@@ -1,22 +1,26 @@
 """kill -9 of every process, at every point of a pull, and what recovers."""
 
+import contextlib
 import os
 import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from mpkv.messages import MissReason
+from mpkv.engine.helper_process import HelperProcess
+from mpkv.messages import Bounds, MissReason
 from tests.faults.conftest import MakeStandIn
 from tests.support.leftovers import Leftovers
 from tests.support.standin import StandIn, make_keys
 
 Pair = tuple[StandIn, StandIn]
+HELPERS = ("control", "target", "initiator")
 
 
 @pytest.mark.parametrize("name", ["control", "target", "initiator"])
@@ -102,27 +106,72 @@ def test_a_read_that_outlives_its_source(standin: MakeStandIn, tmp_path: Path) -
     assert destination.clean()
 
 
-def test_the_engine_is_killed() -> None:
-    """Nothing of ours is left two seconds after the engine is gone."""
+# An engine of its own, whose helpers' pids it prints when they are where the test wants them.
+ENGINE = """
+import sys, time
+from tests.support.standin import StandIn
+engine = StandIn("engine")
+engine.supervisor.start()
+if sys.argv[1] == "running":
+    engine.wait_ready()
+print(*[engine.helper(name).pid for name in ("control", "target", "initiator")], flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("phase", "stopped"),
+    [*(("running", name) for name in (*HELPERS, "none", "all")), ("starting", "all")],
+)
+def test_the_engine_is_killed(phase: str, stopped: str) -> None:
+    """Nothing of ours is left two seconds after the engine is gone, whatever state it is in."""
     before = Leftovers.now()
-    program = (
-        "import sys, time\n"
-        "from tests.support.standin import StandIn\n"
-        "with StandIn('engine') as engine:\n"
-        "    engine.helper('initiator')\n"
-        "    print('up', flush=True)\n"
-        "    time.sleep(60)\n"
-    )
     engine = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=dict(os.environ)
+        [sys.executable, "-c", ENGINE, phase], stdout=subprocess.PIPE, text=True
     )
     assert engine.stdout is not None
-    assert engine.stdout.readline() == "up\n"
+    pids = dict(zip(HELPERS, map(int, engine.stdout.readline().split()), strict=True))
+    for name, pid in pids.items():
+        if stopped in (name, "all"):
+            os.kill(pid, signal.SIGSTOP)
     assert len(before.new(within_s=0)) == 3
     engine.kill()
     engine.wait(10)
     engine.stdout.close()
-    assert before.new(within_s=2.0) == []
+    left = before.new(within_s=2.0)
+    for pid in pids.values():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    assert left == []
+
+
+def test_a_helper_is_the_kernels_to_end_before_it_runs_at_all() -> None:
+    """Stopped in its very first instruction, it has had no chance to ask for that itself."""
+    ended: list[int] = []
+
+    def start_one_and_end() -> None:
+        process = HelperProcess("mpkv.control", Bounds(), [])
+        process.signal(signal.SIGSTOP)
+        ended.append(process.pid)
+
+    thread = threading.Thread(target=start_one_and_end)
+    thread.start()
+    thread.join()
+    _, status = os.waitpid(ended[0], 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("stopped", ["control", "target", "initiator", "all"])
+def test_shutdown_does_not_wait_for_who_is_stopped(standin: MakeStandIn, stopped: str) -> None:
+    engine = standin("engine")
+    helpers = {name: engine.helper(name) for name in HELPERS}
+    for name, helper in helpers.items():
+        if stopped in (name, "all"):
+            helper.signal(signal.SIGSTOP)
+    began = time.monotonic()
+    engine.supervisor.shutdown()
+    assert time.monotonic() - began < 1.5
+    assert not any(os.path.exists(f"/proc/{helper.pid}") for helper in helpers.values())
 
 
 def test_shutdown_is_harmless_twice(standin: MakeStandIn) -> None:

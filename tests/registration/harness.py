@@ -154,9 +154,9 @@ class Helper:
         while self.process.alive():
             assert time.monotonic() < until, f"still running after {within_s} s"
             time.sleep(0.005)
-        code = self.process._popen.poll()
-        assert code is not None
-        return code
+        ended = os.waitid(os.P_PIDFD, self.process.pidfd, os.WEXITED | os.WNOWAIT)
+        assert ended is not None
+        return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
 
 class Target(Helper):

@@ -5,6 +5,7 @@ Part of the control-plane process. Never imports `mpkv.control.source`.
     client.py      the side as a whole: what arrives goes to what it concerns
     session.py     what is known of one address, and what sessions need of others
     sessions.py    one session per address, however often it is lost and found
+    whereabouts.py where a peer's name leads, and when it is looked up again
     admission.py   which pulls cannot even begin
     pulls.py       the life of each of the engine's pulls
     open_pull.py   what is known of one of them

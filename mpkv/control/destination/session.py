@@ -1,6 +1,7 @@
 """One session with one address, and what its life needs of others."""
 
 import enum
+import math
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -32,7 +33,7 @@ class Session:
     address: str
     configured: bool
     phase: Phase = Phase.IDLE
-    # The numeric address that `address` leads to, while there is a route.
+    # The numeric address that `address` led to, at the last try.
     endpoint: str = ""
     route: bytes = b""
     instance: str = ""
@@ -40,6 +41,8 @@ class Session:
     memory: tuple[str, bytes, int, int] = ("", b"", 0, 0)
     node: str = ""
     greet_until: float = 0.0
+    # What was looked up before this time may be where the peer was, and not where it is.
+    doubted_at: float = math.inf
     retry_at: float = 0.0
     # When a pull may have the next try made, at the earliest.
     on_demand_at: float = 0.0
@@ -93,3 +96,6 @@ class NameSource(Protocol):
 
     def find(self, host: str, now: float) -> str | OSError | None:
         """The numeric address of `host`; why there is none; None while that is not known."""
+
+    def renewed(self, host: str, since: float, now: float) -> str | OSError | None:
+        """As `find`, but only what was looked up at `since`, which has come, or later."""

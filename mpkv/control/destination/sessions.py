@@ -5,10 +5,12 @@ start are greeted again and again; others when a pull asks for them. Several add
 lead to one endpoint, or to one instance of a peer; each has a session of its own, and those
 of one endpoint end together. A lost connection
 interrupts a session but does not end it: libzmq connects again, and if the same instance
-answers, its leases are still good. Silence, refusal or another instance ends it.
+answers, its leases are still good. Silence, refusal or another instance ends it. A peer that
+does not answer is looked for where its name leads by then.
 """
 
 import logging
+import math
 import random
 
 from mpkv.control.compare import describe, nixl_version
@@ -22,6 +24,7 @@ from mpkv.control.destination.session import (
     Session,
     SessionEvents,
 )
+from mpkv.control.destination.whereabouts import RENEW_S, UNANSWERED_S, Whereabouts
 from mpkv.control.network.addresses import NOT_AN_ADDRESS, join_address, split_address
 from mpkv.control.network.limits import max_sessions
 from mpkv.control.network.wire import (
@@ -42,12 +45,17 @@ from mpkv.messages import ControlStart, MissReason
 log = logging.getLogger("mpkv.control")
 
 HANDSHAKE_S = 3.0
+# How often, at least, to look at a session whose peer does not answer.
+LOOK_S = 0.25
 PING_S = 1.0
 SILENCE_S = 4.0
 # After so many sessions in a row that did not last, the next Hello waits for a back-off.
 MAX_FLAPS = 20
 SETTLED_S = 1.0
-LONGEST_BACKOFF_S = 5.0
+# With the time that libzmq gives a connection, less than a second between two tries.
+LONGEST_BACKOFF_S = 0.5
+# Of all together, when many are down.
+TRIES_PER_S = 100
 # Where nothing listens a try costs one round trip, so a pull need not wait for the
 # back-off: the peer may have come up this moment.
 ON_DEMAND_S = 0.1
@@ -70,7 +78,7 @@ class Sessions:
     ) -> None:
         self._start = start
         self._network = network
-        self._names = names
+        self._whereabouts = Whereabouts(names)
         self._epoch = epoch
         self._events = events
         self._counters = counters
@@ -82,6 +90,7 @@ class Sessions:
         self._ping_at = 0.0
         self._pings = 0
         self._ticked_at = 0.0
+        self._down = 0
         for address in start.peers:
             if address != self._own_address and split_address(address):
                 self._by_address[address] = Session(address, configured=True)
@@ -145,6 +154,8 @@ class Sessions:
         session.phase = Phase.UP
         session.instance, session.node = welcome.instance, printable(welcome.node[:64])
         session.up_at = session.heard_at = now
+        if session.doubted_at > now:
+            session.doubted_at = math.inf
         session.backoff_s = FIRST_BACKOFF_S
         self._counters.add("peers_connected")
         self._announce(session, "up", logging.INFO, f"connected to {session.label}")
@@ -191,6 +202,7 @@ class Sessions:
 
     def disconnected(self, endpoint: str, now: float) -> None:
         for session in self._at_endpoint(endpoint):
+            session.doubted_at = min(session.doubted_at, now)
             if session.phase is Phase.UP:
                 self._greet_again(session, session.instance, now)
             elif session.phase is Phase.GREETING:
@@ -229,23 +241,27 @@ class Sessions:
             self._ping_at = now + PING_S
             self._pings += 1
         due = self._ping_at
-        for session in list(self._by_address.values()):
+        sessions = list(self._by_address.values())
+        self._down = sum(s.configured and s.phase is not Phase.UP for s in sessions)
+        for session in sessions:
             due = min(due, self._tick_session(session, ping, now))
         return due
 
     def _tick_session(self, session: Session, ping: bool, now: float) -> float:
+        if self._whereabouts.moved(session, now):
+            self._move(session, now)
         if session.phase is Phase.UP:
             if now - session.heard_at > SILENCE_S:
                 detail = f"no answer from {session.label} for {SILENCE_S:g} s"
                 self._end(session, Failure(MissReason.PEER_DOWN, detail), now)
             elif ping:
                 self._network.send(session.route, Ping(session.instance, self._pings))
-            return now + PING_S
+            return min(now + PING_S, max(session.heard_at + UNANSWERED_S, now + LOOK_S))
         if session.phase is Phase.GREETING and not session.route:
             self._connect(session, now)
         if session.phase is Phase.GREETING:
             if now < session.greet_until:
-                return session.greet_until
+                return min(session.greet_until, now + LOOK_S)
             missing = "answer the handshake" if session.route else "get an address from its name"
             detail = f"{session.label} did not {missing} within {HANDSHAKE_S:g} s"
             self._end(session, Failure(MissReason.PEER_DOWN, detail), now)
@@ -259,6 +275,7 @@ class Sessions:
         """Connect if need be, and say hello."""
         session.phase = Phase.GREETING
         session.greet_until = now + HANDSHAKE_S
+        session.doubted_at = min(session.doubted_at, now + RENEW_S)
         if session.route:
             self._say_hello(session, now)
         else:
@@ -266,10 +283,10 @@ class Sessions:
 
     def _connect(self, session: Session, now: float) -> None:
         """Connect and say hello, unless the name is still being looked up."""
-        host, port = split_address(session.address) or ("", 0)
-        found = self._names.find(host, now)
+        waited_s = now - (session.greet_until - HANDSHAKE_S)
+        found = self._whereabouts.endpoint(session, waited_s, now)
         if isinstance(found, str):
-            session.endpoint = join_address(found, port)
+            session.endpoint = found
             try:
                 session.route = self._network.connect(session.endpoint)
             except OSError as error:
@@ -296,6 +313,27 @@ class Sessions:
                 session, Failure(MissReason.PEER_DOWN, f"cannot send to {session.label}"), now
             )
 
+    def _move(self, session: Session, now: float) -> None:
+        """Go where its name leads now, in place of where it led."""
+        if session.phase is Phase.IDLE:
+            session.retry_at = session.on_demand_at = now
+            return
+        if session.phase is Phase.UP:
+            self._counters.add("peers_interrupted")
+            self._events.session_interrupted(session, now)
+        same_endpoint = self._part(session)
+        self._greet(session, now)
+        if same_endpoint:
+            detail = f"nothing answers at {same_endpoint[0].label}"
+            self._end(same_endpoint[0], Failure(MissReason.PEER_DOWN, detail), now)
+
+    def _part(self, session: Session) -> list[Session]:
+        """Disconnect; return the sessions whose connections end with this one's."""
+        self._network.disconnect(session.endpoint)
+        del self._by_route[session.route]
+        session.route = b""
+        return self._at_endpoint(session.endpoint)
+
     def _greet_again(self, session: Session, instance: str, now: float) -> None:
         session.flaps = session.flaps + 1 if now - session.up_at < SETTLED_S else 0
         if session.flaps > MAX_FLAPS:
@@ -319,15 +357,12 @@ class Sessions:
 
     def _end(self, session: Session, why: Failure, now: float) -> None:
         """Disconnect, tell everybody, and wait a while before the next try."""
-        same_endpoint: list[Session] = []
-        if session.route:
-            self._network.disconnect(session.endpoint)
-            del self._by_route[session.route]
-            session.route = b""
-            same_endpoint = self._at_endpoint(session.endpoint)
+        same_endpoint = self._part(session) if session.route else []
+        session.doubted_at = now
         session.phase = Phase.IDLE
         session.failure = Failure(why.reason, why.detail[:MAX_DETAIL])
-        session.retry_at = now + session.backoff_s * self._jitter.uniform(0.7, 1.0)
+        wait_s = max(session.backoff_s, self._down / TRIES_PER_S)
+        session.retry_at = now + wait_s * self._jitter.uniform(0.7, 1.0)
         session.on_demand_at = session.retry_at
         session.backoff_s = min(session.backoff_s * 2, LONGEST_BACKOFF_S)
         if session.instance:

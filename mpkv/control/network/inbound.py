@@ -101,8 +101,9 @@ class Inbound:
         log.info("listening on %s", self._endpoint)
         return None
 
-    def watch(self) -> None:
-        """Take what libzmq says of connections; keep them within bounds."""
+    def watch(self) -> bool:
+        """Take what libzmq says of connections; keep them within bounds. True if one ended."""
+        ended = False
         for event in events(self.monitor):
             if event.kind == zmq.EVENT_LISTENING:
                 self._gate = Gate(event.value)
@@ -118,7 +119,9 @@ class Inbound:
                 if event.value in (errno.EMFILE, errno.ENFILE):
                     self._gate.exhausted()
             else:
+                ended = True
                 self._gate.ended(event.value)
+        return ended
 
     def receive(self) -> tuple[bytes, list[bytes]] | None:
         return receive(self.socket)

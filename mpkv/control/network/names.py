@@ -10,6 +10,7 @@ import socket
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import NamedTuple
 
 from mpkv.control.network.addresses import is_numeric
 
@@ -17,10 +18,19 @@ THREADS = 8
 # Of those whose lookup has not ended; more are refused at once.
 MAX_PENDING = 256
 MAX_KNOWN = 1024
-# A pod that moved is found again after this long.
 GOOD_S = 10.0
 BAD_S = 1.0
+# Of lookups because what is known does not answer: no storm when hundreds of peers are down,
+# and no full queue for those whose name is not known yet.
+RENEWALS_PER_S = 128
+MAX_RENEWING = MAX_PENDING // 2
 STACK_BYTES = 512 << 10
+
+
+class Known(NamedTuple):
+    asked_at: float
+    until: float
+    answer: str | OSError
 
 
 class Names:
@@ -33,33 +43,56 @@ class Names:
         self._look_up = look_up or first_address
         self._asked: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[tuple[str, str | OSError]] = queue.SimpleQueue()
-        self._pending: set[str] = set()
-        self._known: OrderedDict[str, tuple[float, str | OSError]] = OrderedDict()
+        # When each was asked for.
+        self._pending: dict[str, float] = {}
+        self._known: OrderedDict[str, Known] = OrderedDict()
         self._threads = 0
+        # In this second, and when it began.
+        self._renewals = 0
+        self._second = 0.0
 
     def find(self, host: str, now: float) -> str | OSError | None:
         """The numeric address of `host`; why there is none; None while that is not known."""
         if is_numeric(host):
             return host
         self._take_answers(now)
-        until, answer = self._known.get(host, (0.0, ""))
-        if now < until:
-            return answer
+        known = self._known.get(host)
+        if known is not None and now < known.until:
+            return known.answer
         if host in self._pending:
             return None
         if len(self._pending) >= MAX_PENDING:
             return OSError(errno.EAGAIN, f"{MAX_PENDING} names are being looked up already")
-        self._pending.add(host)
+        self._ask(host, now)
+        return None
+
+    def renewed(self, host: str, since: float, now: float) -> str | OSError | None:
+        """As `find`, but only what was looked up at `since`, which has come, or later."""
+        if is_numeric(host):
+            return host
+        self._take_answers(now)
+        known = self._known.get(host)
+        if known is not None and known.asked_at >= since:
+            return known.answer
+        if now - self._second >= 1.0:
+            self._renewals, self._second = 0, now
+        bounded = self._renewals >= RENEWALS_PER_S or len(self._pending) >= MAX_RENEWING
+        if host not in self._pending and not bounded:
+            self._renewals += 1
+            self._ask(host, now)
+        return None
+
+    def _ask(self, host: str, now: float) -> None:
+        self._pending[host] = now
         self._asked.put(host)
         if self._threads < min(THREADS, len(self._pending)):
             self._start_thread()
-        return None
 
     def _take_answers(self, now: float) -> None:
         while not self._answers.empty():
             host, answer = self._answers.get()
-            self._pending.discard(host)
-            self._known[host] = (now + (GOOD_S if isinstance(answer, str) else BAD_S), answer)
+            until = now + (GOOD_S if isinstance(answer, str) else BAD_S)
+            self._known[host] = Known(self._pending.pop(host), until, answer)
             self._known.move_to_end(host)
             if len(self._known) > MAX_KNOWN:
                 self._known.popitem(last=False)

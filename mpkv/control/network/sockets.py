@@ -24,6 +24,8 @@ SEND_QUEUE = 512
 ANSWER_QUEUE = 64
 RECONNECT_MS = 50
 LONGEST_RECONNECT_MS = 500
+# Where packets get lost the next try, whose name is looked up anew, is worth more than patience.
+CONNECT_MS = 500
 ZMTP_HANDSHAKE_MS = 3000
 
 _MONITORED = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_CONNECT_RETRIED
@@ -52,6 +54,7 @@ class Outgoing:
         self.socket.setsockopt(zmq.RCVHWM, ANSWER_QUEUE)
         self.socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, LONGEST_RECONNECT_MS)
+        self.socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS)
         self.socket.monitor("inproc://outgoing", _MONITORED)
         self.monitor = context.socket(zmq.PAIR)
         self.monitor.setsockopt(zmq.LINGER, 0)

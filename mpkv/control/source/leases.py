@@ -77,6 +77,14 @@ class Leases:
         peer_share = max(self._ledger.blocks // SHARE_OF_PEER, 1)
         return max(0, min(all_left, peer_share - self._pins_by_peer.get(peer, 0)))
 
+    def holders(self) -> list[str]:
+        """The peers that have leases."""
+        return list(self._by_peer)
+
+    def held(self, peer: str) -> int:
+        """How many leases `peer` has."""
+        return len(self._by_peer.get(peer, ()))
+
     def asked(self, peer: str, ask: int) -> bool:
         """Whether `ask` of `peer` has a lease."""
         return ask in self._by_peer.get(peer, ())

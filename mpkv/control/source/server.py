@@ -9,7 +9,6 @@ it, and what it can pin is bounded by `Leases`.
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from mpkv.control.checksums import Checksums
@@ -39,6 +38,7 @@ from mpkv.control.network.wire import (
 from mpkv.control.say_once import SayOnce
 from mpkv.control.source.grants import PinTable, pin_groups
 from mpkv.control.source.leases import Lease, Leases, Pins
+from mpkv.control.source.presence import Inbound, Presence
 from mpkv.control.source.promises import Promises
 from mpkv.errors import WireRefused
 from mpkv.memory import Counters, block_ids
@@ -49,25 +49,12 @@ log = logging.getLogger("mpkv.control")
 
 MAX_SESSIONS = 1024
 MAX_ROUTES = 8
-# Peers ping every second.
-SILENCE_S = 4.0
 
 Send = Callable[[bytes, ToDestination], bool]
 
 
 class SourceLedger(PinTable, Pins, Protocol):
     """What the source's side needs of the ledger."""
-
-
-@dataclass(slots=True, eq=False)
-class Inbound:
-    """One life of one peer; `routes` in the order of their Hellos."""
-
-    instance: str
-    node: str
-    address: str
-    heard_at: float
-    routes: list[bytes] = field(default_factory=list)
 
 
 class Source:
@@ -95,8 +82,9 @@ class Source:
         self._target: TargetReady | None = None
         self._nixl = nixl_version()
         self._by_route: dict[bytes, Inbound] = {}
-        # Ordered by the last Hello or Ping, so that the longest silent comes first.
+        # Ordered by the last message, so that the longest silent comes first.
         self._by_instance: OrderedDict[str, Inbound] = OrderedDict()
+        self._presence = Presence(self._by_instance, self.leases.holders, self._is_open)
         self._by_address: dict[str, Inbound] = {}
         self._say_once = SayOnce(log)
 
@@ -124,7 +112,7 @@ class Source:
         if peer is None or message.to != self._start.instance:
             self._unknown(route, message)
             return
-        peer.heard_at = now
+        self._heard(peer, now)
         if isinstance(message, Ask):
             self._ask(peer, route, message, now)
         elif isinstance(message, Confirm):
@@ -134,14 +122,21 @@ class Source:
                 self._counters.add("leases_released")
         else:
             self._counters.add("pings")
-            self._by_instance.move_to_end(peer.instance)
             self._answer(route, Pong(self._start.instance, message.number))
 
-    def tick(self, now: float) -> float | None:
+    def tick(self, now: float) -> float:
         """Do what time asks for; return when to call again at the latest."""
         for peer, route, confirm in self._promises.due():
             self._answer_confirm(peer, route, confirm, now)
-        return self.leases.expire(now)
+        for gone in self._presence.gone(now):
+            self._lose(gone, now)
+        due = self._presence.due(now)
+        expires = self.leases.expire(now)
+        return due if expires is None else min(due, expires)
+
+    def connection_ended(self, now: float) -> None:
+        """A connection of some peer, or of many, is no more."""
+        self._presence.connection_ended(now)
 
     # --- sessions --------------------------------------------------------------------
 
@@ -187,8 +182,7 @@ class Source:
             self._by_instance[peer.instance] = peer
             self._by_address.setdefault(peer.address, peer)
         # Its leases stay: they belong to this life of the peer, not to a connection.
-        peer.heard_at = now
-        self._by_instance.move_to_end(peer.instance)
+        self._heard(peer, now)
         if self._by_route.get(route) is not peer:
             # What still arrives from connections that have ended is for pulls long given up.
             self._drop_routes(peer, [r for r in peer.routes if not self._is_open(r)])
@@ -208,7 +202,7 @@ class Source:
         before = self._by_address.get(hello.address)
         if before is None or before.instance == hello.instance:
             return
-        if not self._is_there(before, now):
+        if not self._presence.is_connected(before):
             self._forget(before)
             return
         self._say_once(
@@ -218,9 +212,9 @@ class Source:
             now,
         )
 
-    def _is_there(self, peer: Inbound, now: float) -> bool:
-        recent = now - peer.heard_at < SILENCE_S
-        return recent and any(self._is_open(route) for route in peer.routes)
+    def _heard(self, peer: Inbound, now: float) -> None:
+        peer.heard_at = now
+        self._by_instance.move_to_end(peer.instance)
 
     def _is_open(self, route: bytes) -> bool:
         """A route whose connection has ended takes no message; the peer ignores this one."""
@@ -231,7 +225,20 @@ class Source:
             del self._by_route[route]
             peer.routes.remove(route)
 
+    def _lose(self, peer: Inbound, now: float) -> None:
+        held = self.leases.held(peer.instance)
+        if held:
+            self._counters.add("leases_dropped", held)
+            self._say_once(
+                f"{printable(peer.node[:64])} ({printable(peer.address[:64])}, instance "
+                f"{peer.instance}) is gone in the middle of {held} pulls; their blocks are free "
+                "again",
+                now,
+            )
+        self._forget(peer)
+
     def _forget(self, peer: Inbound) -> None:
+        self._presence.forget(peer)
         self.leases.drop_peer(peer.instance)
         for route in peer.routes:
             del self._by_route[route]

@@ -3,10 +3,14 @@
 import contextlib
 import signal
 import socket
+import subprocess
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from mpkv.control.network.gate import Gate
 from mpkv.control.network.wire import (
     Ask,
     Confirm,
@@ -270,6 +274,42 @@ def test_a_named_peer_that_is_not_there_is_a_miss_at_once(start: Start) -> None:
     answer = failure(destination, destination.pull(f"localhost:{port}", WANTED), 2.0)
     assert answer.reason is MissReason.PEER_DOWN
     assert "nothing answers" in answer.detail
+
+
+def test_a_peer_that_comes_back_at_another_address(start: Start, tmp_path: Path) -> None:
+    """Its name leads there in a private /etc/hosts, which the resolver reads each time."""
+    hosts, script = tmp_path / "hosts", 'mount --bind "$0" /etc/hosts && exec "$@"'
+    hosts.write_text("127.0.0.11 peer.example\n")
+    before = ("unshare", "--mount", "sh", "-c", script, str(hosts))
+    if subprocess.run([*before, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("a private /etc/hosts needs root")
+    source = start("source", listen="127.0.0.11")
+    destination = start("destination", peers=(f"peer.example:{source.port}",), before=before)
+    source.wait_ready()
+    wait_for(lambda: destination.warmed() == [source.instance], "the peer by its name")
+    source.kill()
+    # Long enough for back-offs to have grown.
+    time.sleep(2.0)
+    successor = start("source", listen="127.0.0.12", port=source.port)
+    successor.wait_ready()
+    hosts.write_text("127.0.0.12 peer.example\n")
+    wait_for(lambda: destination.warmed()[1:] == [successor.instance], "the peer elsewhere", 1.5)
+
+
+def test_an_address_that_swallows_packets(start: Start) -> None:
+    """Nothing there tells a connection that it fails."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        gate = Gate(listener.fileno())
+        gate._shut()
+        port = listener.getsockname()[1]
+        destination = start("destination", peers=(f"127.0.0.1:{port}",), deadline_s=60.0)
+        destination.wait_ready()
+        answer = failure(destination, destination.pull(f"127.0.0.1:{port}", WANTED), 2.0)
+        assert "nothing answers" in answer.detail
+        time.sleep(1.5)
+        gate.close()
+    source = start("source", port=port)
+    wait_for(lambda: destination.warmed() == [source.instance], "the peer", 3.0)
 
 
 def test_ipv6(start: Start) -> None:

@@ -5,16 +5,24 @@ import random
 import threading
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from mpkv.control.destination.session import Failure, Session
-from mpkv.control.destination.sessions import HANDSHAKE_S, Sessions
+from mpkv.control.destination.sessions import HANDSHAKE_S, TRIES_PER_S, Sessions
 from mpkv.control.network.addresses import join_address, split_address
-from mpkv.control.network.names import BAD_S, GOOD_S, MAX_PENDING, THREADS, Names
-from mpkv.control.network.wire import Hello, ToSource, Welcome
+from mpkv.control.network.names import (
+    BAD_S,
+    GOOD_S,
+    MAX_PENDING,
+    RENEWALS_PER_S,
+    THREADS,
+    Names,
+)
+from mpkv.control.network.wire import Hello, Refuse, ToSource, Welcome
 from mpkv.control.say_once import LINES_PER_PERIOD, PERIOD_S, REMEMBERED, SayOnce
 from mpkv.memory import Ledger
-from tests.control.common import wait_for
+from tests.control.common import BLOCK_BYTES, wait_for
 from tests.control.destination.modelled import start_message
 
 
@@ -24,13 +32,18 @@ class Resolver:
     def __init__(self) -> None:
         self.answers = {"known.example": "10.1.1.1"}
         self.asked: list[str] = []
+        self.hang = False
         self.go_on = threading.Event()
         self.woken = threading.Semaphore(0)
         self.names = Names(self.woken.release, self.look_up)
 
+    def unanswered(self) -> bool:
+        """Whether lookups are under way, other than those that hang."""
+        return not self.hang and bool(self.names._pending) and self.names._answers.empty()
+
     def look_up(self, host: str) -> str:
         self.asked.append(host)
-        if host.startswith("hanging"):
+        if self.hang or host.startswith("hanging"):
             assert self.go_on.wait(20.0)
         if host.startswith("odd"):
             raise ValueError("embedded null character")
@@ -149,6 +162,160 @@ def test_a_name_that_hangs_costs_its_own_session_a_handshake(resolver: Resolver)
     assert address == "hanging.example:1"
     assert "did not get an address from its name" in detail
     ledger.close()
+
+
+# --- peers that come back elsewhere ----------------------------------------------------
+
+
+class Seeker:
+    """Sessions that look for one named peer, in a time of their own."""
+
+    def __init__(self, resolver: Resolver, peers: tuple[str, ...] = ("known.example:2",)) -> None:
+        self.resolver = resolver
+        self.network = Recorder()
+        self.now = 0.0
+        self._ledger = Ledger.create(8, 36)
+        start = msgspec.structs.replace(start_message("d", "d-1", 8), peers=peers)
+        self.sessions = Sessions(
+            start,
+            self.network,
+            resolver.names,
+            lambda: 0,
+            self.network,
+            self._ledger.counters("control"),
+            random.Random(1),
+        )
+
+    def run(self, for_s: float, *, refused: bool = False) -> None:
+        """Let time pass; `refused`: nothing listens at whatever is connected to."""
+        until = self.now + for_s
+        while self.now < until:
+            self.now += 0.02
+            self.sessions.tick(self.now)
+            if refused:
+                for endpoint in list(self.network.connected):
+                    self.sessions.connect_failed(endpoint, self.now)
+            wait_for(lambda: not self.resolver.unanswered(), "the lookups")
+
+    def session(self) -> Session:
+        found = self.sessions.want("known.example:2", self.now)
+        assert isinstance(found, Session)
+        return found
+
+    def welcomed(self, instance: str) -> None:
+        welcome = Welcome(instance, "n", f"{instance}.t", b"md", 0, 64, BLOCK_BYTES, 0)
+        self.sessions.welcome(self.session(), welcome, self.now)
+
+    def up(self) -> None:
+        self.run(0.1)
+        self.welcomed("s-1")
+        assert self.network.connected == ["10.1.1.1:2"]
+        self.resolver.answers["known.example"] = "10.2.2.2"
+
+    def found(self) -> bool:
+        return self.network.connected == ["10.2.2.2:2"]
+
+
+@pytest.fixture
+def seeker(resolver: Resolver) -> Seeker:
+    return Seeker(resolver)
+
+
+def test_a_peer_that_closed_its_connections_is_found_elsewhere(seeker: Seeker) -> None:
+    seeker.up()
+    seeker.sessions.disconnected("10.1.1.1:2", seeker.now)
+    seeker.run(0.1)
+    assert seeker.found()
+    seeker.welcomed("s-2")
+    assert seeker.session().instance == "s-2"
+
+
+def test_a_peer_that_is_nowhere_for_long_is_found_within_a_second(seeker: Seeker) -> None:
+    seeker.up()
+    del seeker.resolver.answers["known.example"]
+    seeker.sessions.disconnected("10.1.1.1:2", seeker.now)
+    seeker.run(30.0, refused=True)
+    # Its name comes first, then its address, and then it listens.
+    seeker.resolver.answers["known.example"] = "10.2.2.2"
+    seeker.run(10.0, refused=True)
+    seeker.run(1.0)
+    assert seeker.found()
+
+
+def test_a_peer_whose_host_vanished_is_found_elsewhere_before_its_silence_ends_it(
+    seeker: Seeker,
+) -> None:
+    seeker.up()
+    seeker.run(2.0)
+    assert seeker.found()
+    assert seeker.network.down == []
+
+
+def test_an_address_where_packets_get_lost_does_not_hold_up_the_search(seeker: Seeker) -> None:
+    seeker.run(0.1)
+    assert seeker.network.connected == ["10.1.1.1:2"]
+    seeker.resolver.answers["known.example"] = "10.2.2.2"
+    # The handshake with nobody would take longer.
+    seeker.run(1.0)
+    assert seeker.found()
+
+
+@pytest.mark.parametrize("stranger", ["welcomes", "refuses", "says nothing"])
+def test_a_stranger_at_the_old_address_is_left(seeker: Seeker, stranger: str) -> None:
+    seeker.up()
+    seeker.sessions.disconnected("10.1.1.1:2", seeker.now)
+    # Sooner than the name is looked up.
+    if stranger == "welcomes":
+        seeker.welcomed("stranger")
+    elif stranger == "refuses":
+        refusal = Refuse("stranger", "n", (), "another model")
+        seeker.sessions.refuse(seeker.session(), refusal, seeker.now)
+    seeker.run(1.0)
+    assert seeker.found()
+
+
+def test_who_answers_stays_where_it_is(seeker: Seeker) -> None:
+    seeker.up()
+    asked = len(seeker.resolver.asked)
+    for _ in range(30):
+        seeker.run(1.0)
+        seeker.sessions.heard(seeker.session(), seeker.now)
+    assert seeker.network.connected == ["10.1.1.1:2"]
+    # Not a lookup more than to begin with.
+    assert len(seeker.resolver.asked) == asked
+
+
+def test_a_resolver_that_hangs_leaves_the_known_address(resolver: Resolver) -> None:
+    resolver.answers["known.example"] = "10.1.1.1"
+    seeker = Seeker(resolver)
+    seeker.run(0.1)
+    seeker.welcomed("s-1")
+    resolver.hang = True
+    seeker.sessions.end_all(seeker.now)
+    assert seeker.network.connected == []
+    seeker.run(1.5)
+    assert seeker.network.connected == ["10.1.1.1:2"]
+
+
+def test_hundreds_of_peers_that_are_down_make_no_storm(resolver: Resolver) -> None:
+    peers = tuple(f"known-{n}.example:2" for n in range(500))
+    resolver.answers |= {f"known-{n}.example": f"10.3.{n // 250}.{n % 250}" for n in range(500)}
+    seeker = Seeker(resolver, peers)
+    seeker.run(10.0, refused=True)
+    tries, asked = len(seeker.network.sent), len(resolver.asked)
+    seeker.run(10.0, refused=True)
+    assert 500 <= len(seeker.network.sent) - tries <= 15 * TRIES_PER_S
+    assert 500 <= len(resolver.asked) - asked <= 11 * RENEWALS_PER_S
+    # Nobody is left out.
+    assert len(set(resolver.asked[asked:])) == 500
+
+
+def test_renewals_leave_room_for_names_that_are_new(resolver: Resolver) -> None:
+    names = resolver.names
+    for number in range(2 * MAX_PENDING):
+        assert names.renewed(f"hanging-{number}", 0.0, 0.0) is None
+        assert names.renewed(f"hanging-{number}", 1.0, 1.0) is None
+    assert names.find("known.example", 1.0) is None
 
 
 @pytest.mark.parametrize(
