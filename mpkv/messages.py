@@ -35,15 +35,18 @@ class MissReason(enum.StrEnum):
     ABORTED = "aborted"
     CACHE_RESET = "cache_reset"
     CORRUPTED = "corrupted"
+    CONTENT = "content"
 
 
 class Compatibility(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What two engines must agree on before they may share a block.
 
-    Equal records mean that equal keys name equal bytes, laid out equally.
+    Equal records mean that equal keys name equal bytes, laid out equally, where the weights
+    are equal: what those are changes while an engine lives. `content` is the operator's label.
     """
 
     model: str
+    content: str
     revision: str
     dtype: str
     cache_dtype: str
@@ -180,7 +183,8 @@ class Pull(msgspec.Struct, tag="pull", array_like=True, frozen=True, forbid_unkn
 
     The answer is any number of `Pulled` with `more`, then exactly one `Pulled` without, or
     one `PullFailed`. Indexes in the answers count through the keys of all groups in order.
-    All groups start at the same token; a group without keys counts as satisfied.
+    All groups start at the same token; a group without keys counts as satisfied. `epoch` and
+    `content` are those of the ledger when it began.
     """
 
     pull: int
@@ -192,6 +196,7 @@ class Pull(msgspec.Struct, tag="pull", array_like=True, frozen=True, forbid_unkn
     started: float
     deadline: float
     also: tuple[str, ...] = ()
+    content: bytes = b""
 
 
 class CancelPull(

@@ -27,6 +27,7 @@ def check_cluster(path: str, file: ClusterFile) -> None:
     _refuse_any(
         path,
         [
+            ("[cluster] content", rules.wrong_content(file.cluster.content)),
             ("[vllm] model", rules.wrong_model(file.vllm.model)),
             ("[vllm] revision", rules.wrong_revision(file.vllm.revision)),
             ("[vllm] args", rules.wrong_arguments(file.vllm.args)),

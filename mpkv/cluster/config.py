@@ -94,6 +94,7 @@ class Cluster:
             backends=self.nixl.backends,
             lanes=self.nixl.lanes,
             revision=self.vllm.revision,
+            content=self.cluster.content,
             huge_pages=cast(Literal["auto", "off"], self.tier.huge_pages),
             integrity=Integrity(self.pull.integrity),
             trace_dir=trace_dir,

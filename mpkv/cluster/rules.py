@@ -16,6 +16,7 @@ MOST_RANKS = 1024
 _LAST_PORT = 65535
 _LONGEST_MODEL = 4095
 _LONGEST_REVISION = 255
+_LONGEST_CONTENT = 64
 
 
 def wrong_name(name: str) -> str | None:
@@ -91,6 +92,15 @@ def wrong_revision(revision: str) -> str | None:
     return (
         f'expected a branch, a tag or a commit, found "{shown(revision)}"; '
         f"write one of up to {_LONGEST_REVISION} characters"
+    )
+
+
+def wrong_content(content: str) -> str | None:
+    if re.fullmatch(rf"[ -~]{{0,{_LONGEST_CONTENT}}}", content):
+        return None
+    return (
+        f'expected up to {_LONGEST_CONTENT} printable ASCII characters, found "{shown(content)}"; '
+        'write for example "run-17"'
     )
 
 

@@ -10,11 +10,13 @@ class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ClusterSection(_Section, frozen=True):
-    """What all nodes agree on. `hash_seed` becomes every node's PYTHONHASHSEED."""
+    """What all nodes agree on. `hash_seed` becomes every node's PYTHONHASHSEED; `content`
+    names what they serve, beside what they find out about the weights by themselves."""
 
     allow_insecure: bool = False
     hash_seed: str = "0"
     hash_algorithm: str = "sha256_cbor"
+    content: str = ""
 
 
 class VllmSection(_Section, frozen=True):

@@ -46,9 +46,10 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `peers` are connected and warmed in the background. `deadline_s` bounds each pull
     from its start, in seconds; `head_start` is the share of the tier kept ready for pulls
     that begin before the scheduler has heard of their request. `backends` are NIXL backend
-    names, `lanes` how many of its agents share a large READ. `huge_pages` "auto" lays them
-    under the tier where /dev/shm gives them. `integrity` is what this engine checks of what
-    it pulls, and what it keeps checksums of for those that pull from it.
+    names, `lanes` how many of its agents share a large READ. Engines of different `revision`
+    or `content` never share. `huge_pages` "auto" lays them under the tier where /dev/shm
+    gives them. `integrity` is what this engine checks of what it pulls, and what it keeps
+    checksums of for those that pull from it.
     `trace_dir`, when set, receives one JSON-lines file of time-stamped events per
     process.
     """
@@ -65,6 +66,7 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     backends: tuple[str, ...] = ("UCX",)
     lanes: int = 2
     revision: str = ""
+    content: str = ""
     huge_pages: Literal["auto", "off"] = "auto"
     integrity: Integrity = Integrity.OFF
     trace_dir: str = ""
@@ -106,6 +108,7 @@ def _complaints(settings: EngineSettings) -> Iterator[tuple[str, str | None]]:
     yield "backends", wrong_backends(settings.backends)
     yield "lanes", rules.wrong_lanes(settings.lanes)
     yield "revision", rules.wrong_revision(settings.revision)
+    yield "content", rules.wrong_content(settings.content)
     yield "trace_dir", rules.wrong_arguments((settings.trace_dir,))
 
 

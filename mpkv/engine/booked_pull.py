@@ -141,6 +141,8 @@ class Record:
     deadline: float
     # A byte for each of its keys: 1 when it has come.
     seen: bytearray
+    # What the weights were when it was sent.
+    content: bytes
     blocks: int = 0
     granted: float = 0.0
     confirmed: float = 0.0
@@ -158,4 +160,5 @@ def as_message(record: Record) -> Pull:
         record.started,
         record.deadline,
         asker.also,
+        record.content,
     )

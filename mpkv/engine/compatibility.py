@@ -4,8 +4,7 @@ import hashlib
 import json
 import os
 import uuid
-from collections.abc import Callable, Iterable
-from typing import Any, BinaryIO
+from typing import Any
 
 from vllm.v1.kv_offload.config import OffloadingConfig
 
@@ -13,59 +12,8 @@ from mpkv.cluster.settings import EngineSettings
 from mpkv.errors import ConfigRefused
 from mpkv.messages import Compatibility
 
-# Read from the middle of every tensor: training, merging and quantizing change tensors
-# as a whole, so this tells versions of one architecture apart without reading them.
-SAMPLE_BYTES = 4096
-# For weight files whose tensors are not listed up front.
-STRIDE_BYTES = 1 << 20
-LONGEST_HEADER = 256 << 20
-
 # Where the model was found and what wrote its config say nothing of its content.
 IRRELEVANT_CONFIG = ("_name_or_path", "transformers_version")
-
-
-def model_identity(model: str) -> str:
-    """Name the model so that equal names mean equal weights.
-
-    A hub name is its own identity. A local folder is known by its last component and a
-    digest over every weight file's size, table of tensors and a sample of each tensor,
-    so that replicas may keep it under different paths.
-    """
-    if not os.path.isdir(model):
-        return model
-    digest = hashlib.sha256()
-    for name in sorted(os.listdir(model)):
-        if name.endswith((".safetensors", ".bin", ".gguf", ".pt")):
-            path = os.path.join(model, name)
-            digest.update(f"{name}:{os.path.getsize(path)}:".encode())
-            with open(path, "rb") as file:
-                _sample(file, name.endswith(".safetensors"), digest.update)
-    folder = os.path.basename(os.path.normpath(model))
-    return f"{folder}@{digest.hexdigest()[:16]}"
-
-
-def _sample(file: BinaryIO, listed: bool, update: Callable[[bytes], object]) -> None:
-    size = os.fstat(file.fileno()).st_size
-    places: Iterable[int] = range(0, size, STRIDE_BYTES)
-    if listed and size >= 8:
-        # safetensors: the header's length in 8 bytes, the header in JSON, the tensors.
-        length = int.from_bytes(file.read(8), "little")
-        if length <= min(size - 8, LONGEST_HEADER):
-            header = file.read(length)
-            update(header)
-            offsets = [entry["data_offsets"] for entry in _tensors(header)]
-            places = (8 + length + (begin + end) // 2 for begin, end in offsets)
-    for place in places:
-        file.seek(place)
-        update(file.read(SAMPLE_BYTES))
-
-
-def _tensors(header: bytes) -> list[dict[str, Any]]:
-    try:
-        listed = json.loads(header)
-        return [entry for name, entry in sorted(listed.items()) if name != "__metadata__"]
-    except (ValueError, AttributeError, TypeError):
-        return []
 
 
 def config_identity(config: Any) -> str:
@@ -86,7 +34,8 @@ def build_compatibility(
     algorithm = vllm_config.cache_config.prefix_caching_hash_algo
     dtype = str(model.dtype).removeprefix("torch.")
     return Compatibility(
-        model=f"{model_identity(model.model)}/{config_identity(model.hf_text_config)}",
+        model=f"{_architecture(model)}/{config_identity(model.hf_text_config)}",
+        content=settings.content,
         revision=_revision(model) or settings.revision,
         dtype=f"{dtype}/{model.quantization}" if model.quantization else dtype,
         cache_dtype=offloading.model.dtype,
@@ -102,6 +51,11 @@ def build_compatibility(
         hash_seed=_hash_seed(algorithm),
         key_size=_key_size(algorithm),
     )
+
+
+def _architecture(model: Any) -> str:
+    """Not where it was found: what its weights are, the workers look up."""
+    return "+".join(getattr(model.hf_config, "architectures", None) or ["model"])
 
 
 def _revision(model: Any) -> str:

@@ -8,6 +8,7 @@ import logging
 import math
 from typing import Any
 
+import torch
 import vllm
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
@@ -25,6 +26,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import (
     OffloadingConnector,
 )
+from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.kv_offload.base import Locality, Medium, make_offload_key
@@ -32,12 +34,16 @@ from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
 from mpkv.engine.compatibility import build_compatibility
+from mpkv.engine.content import LookedMetadata, LookMetadata
 from mpkv.engine.input_thread import listen
 from mpkv.engine.last_second import leave_in_time
 from mpkv.engine.log_line import LoggedStats
 from mpkv.engine.logs import log_beside_vllm
 from mpkv.engine.manager import MpkvManager
 from mpkv.engine.source import find_source, parse_source
+from mpkv.engine.spec import MpkvSpec
+from mpkv.engine.weight_changes import listen as listen_for_weights
+from mpkv.engine.weights import Weights
 from mpkv.errors import ConfigRefused
 from mpkv.messages import KeyGroup
 
@@ -56,7 +62,13 @@ class MpkvConnector(OffloadingConnector):
         # Worker reports still owed for jobs that a cache reset made stale, where vLLM
         # does not keep that account itself (before 0.33).
         self._stale_reports: dict[int, int] = {}
+        # Whether vLLM asks about a waiting request in this step.
+        self._asked = False
         if role != KVConnectorRole.SCHEDULER:
+            # Set once the model is there, and what it was in the last look.
+            self._weights: Weights | None = None
+            self._looked = 0
+            self._seen: bytes | None = None
             return
         manager = self.scheduler.manager
         assert isinstance(manager, MpkvManager)
@@ -64,8 +76,10 @@ class MpkvConnector(OffloadingConnector):
         self._keeps_account = hasattr(self.scheduler, "_reset_fence")
         offloading = build_offloading_config(vllm_config, kv_cache_config)
         manager.start(
-            build_compatibility(vllm_config, offloading, manager.settings, manager.block_bytes)
+            build_compatibility(vllm_config, offloading, manager.settings, manager.block_bytes),
+            offloading.parallel.world_size,
         )
+        listen_for_weights(self)
         leave_in_time(vllm_config.shutdown_timeout, manager.stop_helpers)
         if manager.settings.head_start:
             listen(self)
@@ -111,6 +125,7 @@ class MpkvConnector(OffloadingConnector):
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
+        self._asked = True
         pulls = self._manager.pulls
         pulls.drain()
         if pulls.pending(request.request_id):
@@ -129,6 +144,9 @@ class MpkvConnector(OffloadingConnector):
             return
         if not self._manager.may_pull_from(source):
             self._manager.refuse_source(source)
+            return
+        if self._manager.content.lost:
+            self._manager.refuse_for_content(source)
             return
         status = self.scheduler._req_status[request.request_id]
         if not status.req_context.load_tier_filter.allows(Medium.CPU, Locality.REMOTE):
@@ -170,6 +188,8 @@ class MpkvConnector(OffloadingConnector):
             for job_id, job in self.scheduler._jobs.items():
                 self._stale_reports[job_id] = job.pending_count
         result = super().reset_cache()
+        if _all_free(self._kv_cache_manager):
+            self._manager.content.all_gone()
         if not self._keeps_account and not self._stale_reports:
             self._manager.on_reset_flushed()
         return result
@@ -186,7 +206,53 @@ class MpkvConnector(OffloadingConnector):
                     self._stale_reports.pop(job_id, None)
             if not self._stale_reports:
                 self._manager.on_reset_flushed()
+        if isinstance(meta, LookedMetadata):
+            for (look, rank), digest in meta.seen.items():
+                self._manager.content.seen(look, rank, digest)
         super().update_connector_output(connector_output)
+
+    # --- what the weights are ----------------------------------------------------------
+
+    def weights_may_change(self) -> None:
+        self._manager.content.may_change()
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        super().register_kv_caches(kv_caches)
+        parallel = self._vllm_config.parallel_config
+        skip_experts = parallel.data_parallel_size > 1 or parallel.enable_eplb
+        self._weights = Weights(skip_experts=skip_experts)
+        assert self.connector_worker is not None
+        spec = self.connector_worker.spec
+        assert isinstance(spec, MpkvSpec)
+        spec.leave_digest(self._look())
+
+    def _look(self) -> bytes:
+        """What the weights are; none if nobody can tell: then nothing is shared."""
+        assert self._weights is not None
+        try:
+            return self._weights.digest()
+        except Exception:
+            # Raised in a worker, it would end the engine.
+            log.exception("the weights cannot be sampled")
+            return b""
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        super().bind_connector_metadata(connector_metadata)
+        look = getattr(connector_metadata, "look", 0)
+        if look > self._looked:
+            # Before the step computes anything.
+            self._looked, self._seen = look, self._look()
+
+    def build_connector_worker_meta(self) -> OffloadingWorkerMetadata | None:
+        meta = super().build_connector_worker_meta()
+        seen, self._seen = self._seen, None
+        if seen is None:
+            return meta
+        meta = meta or OffloadingWorkerMetadata()
+        rank = self._vllm_config.parallel_config.rank
+        return LookedMetadata(
+            meta.completed_jobs, meta.transfer_stats, {(self._looked, rank): seen}
+        )
 
     # --- log -------------------------------------------------------------------------
 
@@ -199,8 +265,21 @@ class MpkvConnector(OffloadingConnector):
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         meta = super().build_connector_meta(scheduler_output)
+        working = self._asked or scheduler_output.total_num_scheduled_tokens > 0
+        self._asked = False
+        look = self._manager.content.to_look(working)
+        if look:
+            meta = LookMetadata(**vars(meta), look=look)
         self._manager.trace("step_scheduled", tokens=scheduler_output.total_num_scheduled_tokens)
         return meta
+
+
+def _all_free(kv_cache_manager: KVCacheManager | None) -> bool:
+    """Whether no request holds a block; one is vLLM's own and always taken."""
+    if kv_cache_manager is None:
+        return False
+    pool = kv_cache_manager.block_pool
+    return pool.get_num_free_blocks() >= pool.num_gpu_blocks - 1
 
 
 def _wants_pull(request: Request) -> bool:

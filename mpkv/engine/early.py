@@ -47,17 +47,17 @@ class EarlyPulls:
         begun = [*self._begun]
         return any(waiter.request == request for waiter, _ in begun) or request in self._unclaimed
 
-    def begin(self, number: int, waiter: Waiter) -> bool:
+    def begin(self, number: int, waiter: Waiter, content: bytes) -> bool:
         """Send a pull at once for what is not on its way; False if there are no slots or no
-        helpers for it."""
+        helpers for it, or nobody knows the content."""
         link = self._supervisor.link
-        if link is None or not self._size or waiter.first == waiter.end:
+        if link is None or not content or not self._size or waiter.first == waiter.end:
             return False
         at, stop = self._coming.gap(waiter)
         if at == stop:
             self._begun.append((waiter, None))
             return True
-        record = self._record(number, waiter, at, stop, link)
+        record = self._record(number, waiter, at, stop, link, content)
         if record is None:
             return False
         # Before it is sent: an answer must never be for a pull that nobody knows.
@@ -68,7 +68,9 @@ class EarlyPulls:
             self._unsent.append(record)
         return True
 
-    def _record(self, number: int, waiter: Waiter, at: int, stop: int, link: Link) -> Record | None:
+    def _record(
+        self, number: int, waiter: Waiter, at: int, stop: int, link: Link, content: bytes
+    ) -> Record | None:
         """Asks for what `waiter` wants from `at` to `stop`; None if the stock is too small."""
         groups, keys = waiter.part(at, stop, self._key_size)
         count = sum(slots_of(group, self._key_size) for group in groups)
@@ -89,6 +91,7 @@ class EarlyPulls:
             started,
             waiter.deadline,
             bytearray(len(keys) // self._key_size),
+            content,
         )
         # Whole before others can find it: they join and leave it as any other.
         span = Span(waiter, pull, at, stop)

@@ -29,6 +29,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from mpkv.cluster.settings import EngineSettings, PeerAddress
 from mpkv.engine.booked_pull import SLOT_BYTES
+from mpkv.engine.content import Content
 from mpkv.engine.metrics import Meter
 from mpkv.engine.pull_book import PullBook
 from mpkv.engine.region import DataRegion
@@ -77,8 +78,9 @@ class MpkvManager(OffloadingManager):
         self._stale_loads: list[bytes] = []
         self._supervisor: Supervisor | None = None
 
-    def start(self, compatibility: Compatibility) -> None:
-        """Open the tier and start the helpers; returns without waiting for them.
+    def start(self, compatibility: Compatibility, workers: int) -> None:
+        """Open the tier, which so many workers share, and start the helpers; returns without
+        waiting for them.
 
         Raises SegmentRefused if the workers' region is not there.
         """
@@ -86,6 +88,8 @@ class MpkvManager(OffloadingManager):
         region = DataRegion(self._engine_id, self._blocks, self.block_bytes)
         self._region = region
         self._ledger = Ledger.create(self._blocks, compatibility.key_size)
+        digests = region.digests(workers)
+        self.content = Content(self._ledger, settings.content, digests, workers)
         self.trace: Trace = open_trace(settings.trace_dir, f"{settings.node}-engine")
         self._meter = Meter(self._ledger, self.block_bytes)
         tier = Tier(region.fd, region.blocks, region.block_bytes)
@@ -119,6 +123,9 @@ class MpkvManager(OffloadingManager):
         known = ", ".join(sorted(self._sources)[:SHOWN_SOURCES])
         detail = f"{source} is no node of the cluster file, which has {known}"
         self._meter.missed("unlisted", MissReason.REFUSED, detail)
+
+    def refuse_for_content(self, source: str) -> None:
+        self._meter.missed(source, MissReason.CONTENT, self.content.lost)
 
     # --- lookups and loads -----------------------------------------------------------
 
@@ -220,6 +227,8 @@ class MpkvManager(OffloadingManager):
         vLLM forgets its jobs now but its workers do not: slots being filled and blocks
         being loaded stay out of use until `on_reset_flushed`.
         """
+        # Before all else: whatever a peer sees of the new epoch, it must not find old content.
+        self.content.may_change()
         # Before the epoch: a peer that asks in between must not be granted old blocks under the
         # new epoch. What `drain` would still adopt is refused by its epoch.
         self._ledger.drop_ready()

@@ -28,6 +28,7 @@ MISSED_BLOCKS = "mpkv:pull_missed_blocks"
 HELPER_EVENTS = "mpkv:helper_events"
 TIER_BLOCKS = "mpkv:tier_blocks"
 CONTENT_EPOCH = "mpkv:content_epoch"
+CONTENT_KNOWN = "mpkv:content_known"
 
 DELAY_BUCKETS = (
     0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0,
@@ -78,8 +79,9 @@ def definitions() -> dict[str, OffloadingMetricMetadata]:
             documentation="Blocks of the CPU tier by state, and pins on them.",
             labelnames=("state",),
         ),
-        CONTENT_EPOCH: OffloadingGaugeMetadata(
-            documentation="Cache resets so far; engines share only at equal numbers."
+        CONTENT_EPOCH: OffloadingGaugeMetadata(documentation="Cache resets so far."),
+        CONTENT_KNOWN: OffloadingGaugeMetadata(
+            documentation="Whether it is known what the weights are; nothing is shared before."
         ),
     }
 
@@ -146,6 +148,7 @@ class Meter:
         for state, count in counts.items():
             self._stats.set_gauge(TIER_BLOCKS, count, (state,))
         self._stats.set_gauge(CONTENT_EPOCH, self._ledger.epoch)
+        self._stats.set_gauge(CONTENT_KNOWN, int(bool(self._ledger.content)))
         for role in ("control", "target", "initiator"):
             for event, total in self._ledger.counters(role).read().items():
                 before = self._helper_totals.get((role, event), 0)

@@ -86,7 +86,7 @@ class PullBook:
         if self.early.has(request) or request in self._by_request:
             return False
         waiter = self._waiter(request, peer, groups, present, also)
-        return self.early.begin(next(self._numbers), waiter)
+        return self.early.begin(next(self._numbers), waiter, self._ledger.content)
 
     def claim(self, request: str) -> bool:
         """The request has come; False if no pull has begun for it before, or that brought
@@ -282,6 +282,9 @@ class PullBook:
             self.turns.remove(pull)
             self._waits.end(pull, MissReason.HELPERS_DOWN, "the helpers are not running")
             return True
+        if not self._ledger.content:
+            # The workers have yet to say what the weights are.
+            return False
         stop = max(span.stop for span in pull.spans)
         wanted = stop - pull.given if pull.asker.chain else pull.count
         allocated = self.turns.room(pull, wanted)
@@ -319,6 +322,7 @@ class PullBook:
             started=time.monotonic() if pull.blocks else pull.started,
             deadline=pull.asker.deadline,
             seen=bytearray(len(keys) // size),
+            content=self._ledger.content,
         )
 
     def _restock(self) -> None:

@@ -150,6 +150,14 @@ class Records:
         else:
             self._drop(record, message.reason, message.detail)
 
+    def _outdated(self, record: Record) -> tuple[MissReason, str] | None:
+        """Why what it brings is not for the weights that there are now."""
+        if record.pull.asker.epoch != self._ledger.epoch:
+            return MissReason.CACHE_RESET, "the cache was reset"
+        if record.content != self._ledger.content:
+            return MissReason.CONTENT, "the weights may have changed"
+        return None
+
     def _take_part(self, record: Record, message: Pulled) -> None:
         slots = message.slots
         keys = None
@@ -161,10 +169,11 @@ class Records:
             self._distrust(record.generation, "it names keys or slots that it was not given")
             return
         record.slots = record.slots[len(slots) :]
-        if record.pull.asker.epoch != self._ledger.epoch:
+        why = self._outdated(record)
+        if why is not None:
             self._free(record, slots)
             if not message.more:
-                self._drop(record, MissReason.CACHE_RESET, "the cache was reset")
+                self._drop(record, *why)
             return
         if slots:
             record.granted = record.granted or message.granted

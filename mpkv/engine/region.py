@@ -5,10 +5,22 @@ import os
 
 from mpkv.errors import SegmentRefused
 
+# What a worker leaves at the tier's start, at its rank's place, until blocks are written there.
+MARK = b"\x8dmpkv\x01\x00\x00"
+DIGEST_BYTES = 32
+PLACE_BYTES = len(MARK) + DIGEST_BYTES
+
 
 def region_path(engine_id: str) -> str:
     """Where vLLM's `SharedOffloadRegion` of this engine has its name."""
     return f"/dev/shm/vllm_offload_{engine_id}.mmap"
+
+
+def leave_digest(fd: int, rank: int, digest: bytes) -> None:
+    """Leave what worker `rank` computes with for the engine, which has no step to ask it in
+    before its first request."""
+    if digest:
+        os.pwrite(fd, MARK + digest, rank * PLACE_BYTES)
 
 
 class DataRegion:
@@ -41,6 +53,11 @@ class DataRegion:
             )
         self.blocks = blocks
         self.block_bytes = block_bytes
+
+    def digests(self, workers: int) -> list[bytes]:
+        """What the workers have left, in order of rank; fewer if some have left nothing."""
+        places = [os.pread(self.fd, PLACE_BYTES, r * PLACE_BYTES) for r in range(workers)]
+        return [place[len(MARK) :] for place in places if place.startswith(MARK)]
 
     def map(self) -> mmap.mmap:
         return mmap.mmap(self.fd, self.blocks * self.block_bytes, mmap.MAP_SHARED)

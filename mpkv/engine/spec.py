@@ -21,7 +21,7 @@ from mpkv.engine import metrics
 from mpkv.engine.copy_worker import CpuCopyWorker
 from mpkv.engine.huge_pages import create_with_huge_pages
 from mpkv.engine.manager import MpkvManager
-from mpkv.engine.region import region_path
+from mpkv.engine.region import leave_digest, region_path
 from mpkv.errors import ConfigRefused
 
 log = logging.getLogger("mpkv.engine")
@@ -47,6 +47,7 @@ class MpkvSpec(CPUOffloadingSpec):
             )
         self._mpkv_manager: MpkvManager | None = None
         self._mpkv_worker: OffloadingWorker | None = None
+        self._region: SharedOffloadRegion | None = None
 
     def _uses_shared_region(self) -> bool:
         return True
@@ -67,12 +68,18 @@ class MpkvSpec(CPUOffloadingSpec):
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         if self._mpkv_worker is None:
             region = self._create_region()
+            self._region = region
             try:
                 self._mpkv_worker = self._worker_on(kv_caches, region)
             except Exception:
                 region.cleanup()
                 raise
         return self._mpkv_worker
+
+    def leave_digest(self, digest: bytes) -> None:
+        """For the engine's start: what this worker computes with."""
+        assert self._region is not None
+        leave_digest(self._region.fd, self.config.parallel.rank, digest)
 
     def _create_region(self) -> SharedOffloadRegion:
         """Create or join the region, leaving it named: the engine has yet to open it.

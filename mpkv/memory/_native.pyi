@@ -84,7 +84,12 @@ class LedgerCore:
     def key_size(self) -> int: ...
     @property
     def epoch(self) -> int:
-        """The content epoch: blocks pulled under an older one are not to be believed."""
+        """How often the cache was reset: blocks pulled under an older count are not to be
+        believed."""
+
+    @property
+    def content(self) -> bytes:
+        """What weights the blocks of this epoch are of, 16 bytes; empty while not known."""
 
     @property
     def published(self) -> int:
@@ -168,5 +173,8 @@ class LedgerCore:
         """
 
     def set_epoch(self, epoch: int, /) -> None: ...
+    def set_content(self, content: Buffer, /) -> None:
+        """16 bytes, or none for "not known", as before the epoch changes."""
+
     def counter_add(self, role: int, position: int, n: int, /) -> None: ...
     def counter_read(self, role: int, position: int, /) -> int: ...

@@ -16,19 +16,25 @@ NO_PIN = b"\xff" * 8
 
 
 class ChaosStandIn(StandIn):
-    """A stand-in whose blocks name the content epoch too."""
+    """A stand-in whose blocks name the weights too."""
+
+    weights = 0
+
+    def know(self) -> None:
+        """As when the workers have looked at their weights."""
+        self.ledger.set_content(f"weights {self.weights}".ljust(16).encode())
 
     def content(self, key: bytes) -> bytes:
-        return content(key, self.ledger.epoch, self.block_bytes)
+        return content(key, self.weights, self.block_bytes)
 
 
 @dataclass
 class Copy:
-    """A store or load under way, of the content that was valid when it began."""
+    """A store or load under way, of the weights that there were when it began."""
 
     slots: bytes
     keys: list[bytes]
-    epoch: int
+    weights: int
     until: float
     stale: bool = False
 
@@ -58,7 +64,7 @@ class Blocks:
         block = self._engine.ledger.find(key)
         if block < 0:
             return False
-        self._compare(block, key, self._engine.ledger.epoch, "a lookup says hit")
+        self._compare(block, key, self._engine.weights, "a lookup says hit")
         return True
 
     def begin_load(self, keys: list[bytes]) -> None:
@@ -94,7 +100,7 @@ class Blocks:
         for load in [load for load in self._loads if load.until <= now]:
             self._loads.remove(load)
             for block, key in zip(_blocks(load.slots), load.keys, strict=True):
-                self._compare(block, key, load.epoch, "a pinned block has changed")
+                self._compare(block, key, load.weights, "a pinned block has changed")
             self._engine.ledger.unpin_many(load.slots)
         for store in [store for store in self._stores if store.until <= now]:
             self._stores.remove(store)
@@ -107,7 +113,7 @@ class Blocks:
 
     def _copy(self, slots: bytes, keys: list[bytes]) -> Copy:
         until = time.monotonic() + self._choices.uniform(0, COPY_S)
-        return Copy(slots, keys, self._engine.ledger.epoch, until)
+        return Copy(slots, keys, self._engine.weights, until)
 
     def _finish_store(self, store: Copy) -> None:
         self._write(store, first_half=False)
@@ -121,17 +127,17 @@ class Blocks:
         part = slice(0, size // 2) if first_half else slice(0, size)
         for block, key in zip(_blocks(store.slots), store.keys, strict=True):
             start = block * size
-            written = content(key, store.epoch, size)[part]
+            written = content(key, store.weights, size)[part]
             self._engine.tier[start : start + len(written)] = written
 
-    def _compare(self, block: int, key: bytes, epoch: int, what: str) -> None:
+    def _compare(self, block: int, key: bytes, weights: int, what: str) -> None:
         size = self._engine.block_bytes
         found = self._engine.tier[block * size : (block + 1) * size]
         self.compared += 1
-        if found != content(key, epoch, size):
+        if found != content(key, weights, size):
             name = key.rstrip(b"\0.").decode()
-            text = f"{what}: {name!r} of epoch {epoch} in block {block}, "
-            text += difference(found, key, epoch)
+            text = f"{what}: {name!r} of weights {weights} in block {block}, "
+            text += difference(found, key, weights)
             if text not in self._told:
                 self._told.add(text)
                 self._tell(Wrong(text))

@@ -50,6 +50,8 @@ STEP_S = 0.001
 # How soon after the stop of its initiator new blocks are stored where a READ may write.
 ABANDONED_S = 0.03
 ABANDONED_BLOCKS = 64
+# How long after a reset the weights may be unknown.
+LOOK_S = 0.02
 # Of the tier: room for two prompts.
 HEAD_START = 0.125
 
@@ -79,6 +81,7 @@ class Life:
         self._unread = b""
         self._report_at = 0.0
         self._alarms = 0
+        self._resets = 0
 
     def run(self) -> None:
         while not self._left:
@@ -157,8 +160,8 @@ class Life:
                 self._fill(blocks)
             case Abort(aim_s):
                 self._aim(aim_s, self._requests.abort)
-            case Reset(epoch):
-                self._reset(epoch)
+            case Reset(weights):
+                self._reset(weights)
             case Verify():
                 self._check = Verifying(self._start, order, self._blocks, self._requests)
             case Settle():
@@ -196,12 +199,22 @@ class Life:
         self._filled = make_keys(f"{self._start.tag}/{self._fills}", blocks)
         self._blocks.store_now(self._filled)
 
-    def _reset(self, epoch: int) -> None:
-        """As the manager does it: the blocks first, then the epoch."""
-        if epoch <= self._engine.ledger.epoch:
+    def _reset(self, weights: int) -> None:
+        """As the manager does it: the content first, then the blocks, then the epoch."""
+        engine = self._engine
+        if weights < engine.weights:
             return
-        self._engine.ledger.drop_ready()
-        self._engine.ledger.set_epoch(epoch)
+        engine.ledger.set_content(b"")
+        engine.ledger.drop_ready()
+        engine.ledger.set_epoch(engine.ledger.epoch + 1)
+        engine.weights = weights
+        self._resets += 1
+        number = self._resets
+        # The workers look some steps later, unless there is another reset before.
+        self._later(
+            self._choices.uniform(0, LOOK_S),
+            lambda: engine.know() if number == self._resets else None,
+        )
         self._engine.pulls.drain()
         self._engine.pulls.cache_reset()
         self._blocks.reset()
@@ -259,7 +272,8 @@ def main() -> None:
         head_start=HEAD_START,
         integrity=start.integrity,
     )
-    engine.ledger.set_epoch(start.epoch)
+    engine.weights = start.weights
+    engine.know()
     engine.supervisor.start()
     try:
         Life(start, engine, reports).run()

@@ -52,10 +52,10 @@ class Member:
         self._answer: asyncio.Future[Report] | None = None
         self._decode = msgspec.json.Decoder(Report).decode
 
-    async def start(self, epoch: int, *, pulling: bool) -> None:
+    async def start(self, weights: int, *, pulling: bool) -> None:
         self._lives += 1
         tag = self._tag()
-        start = msgspec.structs.replace(self._start, tag=tag, epoch=epoch, pulling=pulling)
+        start = msgspec.structs.replace(self._start, tag=tag, weights=weights, pulling=pulling)
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,

@@ -20,7 +20,7 @@ class Start(msgspec.Struct):
     host: str
     port: int
     sources: dict[str, str]
-    epoch: int
+    weights: int
     pulling: bool
     integrity: Integrity
 
@@ -62,9 +62,9 @@ class Abort(msgspec.Struct, tag="abort"):
 
 
 class Reset(msgspec.Struct, tag="reset"):
-    """New weights: every block of an earlier epoch is void."""
+    """Every block is void. The weights are new, or those of before."""
 
-    epoch: int
+    weights: int
 
 
 class Verify(msgspec.Struct, tag="verify"):

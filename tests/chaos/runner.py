@@ -52,7 +52,7 @@ class Runner:
         self._wanted = faults
         self._pause_s = pause_s
         self._network = network
-        self._epoch = 0
+        self._weights = 0
         self._members = {
             name: Member(
                 Start(
@@ -61,7 +61,7 @@ class Runner:
                     host=network.host(name),
                     port=network.ports[name],
                     sources=network.sources(name),
-                    epoch=0,
+                    weights=0,
                     pulling=False,
                     integrity=integrity[name],
                 ),
@@ -81,7 +81,7 @@ class Runner:
         progress = asyncio.create_task(self._print_progress())
         try:
             for member in self._members.values():
-                await member.start(self._epoch, pulling=False)
+                await member.start(self._weights, pulling=False)
             baseline = await self._quiet(0)
             if self.tally.clean:
                 for member in self._members.values():
@@ -141,8 +141,11 @@ class Runner:
             breaks = getattr(self._network, verb)
             return self._lasts(breaks(fault.engine, fault.other, fault.for_s))
         if what == "caches":
-            self._epoch += 1
-            return self._lasts(self._reset(self._epoch, fault.share))
+            self._weights += 1
+            return self._lasts(self._reset(self._weights, fault.share))
+        if what == "one cache":
+            # A reset alone: it goes on with the weights that all have, or are to have.
+            return member.send(Reset(self._weights))
         return member.send(_order(verb, what, fault))
 
     def _strike_engine(self, verb: str, member: Member, for_s: float) -> bool:
@@ -159,12 +162,12 @@ class Runner:
         async with member.busy:
             await member.kill()
             await asyncio.sleep(for_s)
-            await member.start(self._epoch, pulling=True)
+            await member.start(self._weights, pulling=True)
 
     async def _restart(self, member: Member, for_s: float) -> None:
         async with member.busy:
             await member.leave()
-            await member.start(self._epoch, pulling=True)
+            await member.start(self._weights, pulling=True)
 
     async def _stop(self, member: Member, for_s: float) -> None:
         async with member.busy:
@@ -172,11 +175,11 @@ class Runner:
             await asyncio.sleep(for_s)
             member.signal(signal.SIGCONT)
 
-    async def _reset(self, epoch: int, spread_s: float) -> None:
+    async def _reset(self, weights: int, spread_s: float) -> None:
         """Engines get new weights one after the other, in any order."""
-        order = random.Random(f"{self._seed}/{epoch}").sample(ENGINES, len(ENGINES))
+        order = random.Random(f"{self._seed}/{weights}").sample(ENGINES, len(ENGINES))
         for name in order:
-            self._members[name].send(Reset(epoch))
+            self._members[name].send(Reset(weights))
             await asyncio.sleep(spread_s / len(order))
 
 

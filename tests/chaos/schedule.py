@@ -29,7 +29,8 @@ WEIGHTS = {
     "evict": 8,
     "abort": 14,
     "abandon READ": 10,
-    "reset caches": 10,
+    "reset caches": 8,
+    "reset one cache": 8,
 }
 
 SHORTEST_S = 0.005

@@ -101,6 +101,13 @@ def test_a_revision_reaches_vllm_and_the_peers(tmp_path: Path) -> None:
     assert transfer_config(words)["kv_connector_extra_config"]["mpkv"]["revision"] == "abc"
 
 
+def test_a_content_reaches_the_peers(tmp_path: Path) -> None:
+    config = write_config(tmp_path, GOOD + '[cluster]\ncontent = "run-17"\n')
+    assert transfer_config(rendered(config))["kv_connector_extra_config"]["mpkv"]["content"] == (
+        "run-17"
+    )
+
+
 def test_a_folder_named_mpkv_does_not_hide_the_package(tmp_path: Path) -> None:
     (tmp_path / "mpkv").mkdir()
     words = rendered(SHIPPED[0][0], "--node", "a")

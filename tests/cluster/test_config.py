@@ -45,6 +45,7 @@ def test_defaults_and_settings_of_a_node(tmp_path: Path) -> None:
     assert settings.peers == (PeerAddress("a", "127.0.0.1", 7710, 1),)
     assert settings.deadline_s == 10.0
     assert settings.integrity == "off"
+    assert settings.content == ""
     assert settings.backends == ("UCX",)
     assert settings.trace_dir == "/traces"
     assert cluster.cluster.hash_seed == "0"
@@ -166,6 +167,12 @@ def test_listening_and_advertised_addresses_are_two_settings(tmp_path: Path) -> 
             '[cluster]\nhash_seed = "random"\n[tier]',
             '[cluster] hash_seed: expected a whole number below 2^32 in quotes, found "random"; '
             'write the same for all nodes, for example "0".',
+        ),
+        (
+            "[tier]",
+            '[cluster]\ncontent = "run\\t17"\n[tier]',
+            "[cluster] content: expected up to 64 printable ASCII characters, found "
+            '"run\\t17"; write for example "run-17".',
         ),
         (
             "[tier]",

@@ -12,10 +12,12 @@ from mpkv.messages import Compatibility
 ROOT = Path(__file__).resolve().parents[2]
 KEY_SIZE = 36
 BLOCK_BYTES = 4096
+CONTENT = b"weights of tests"
 LIMIT_S = 20.0
 
 COMPATIBILITY = Compatibility(
     model="m",
+    content="",
     revision="r",
     dtype="bfloat16",
     cache_dtype="auto",

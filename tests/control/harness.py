@@ -38,6 +38,7 @@ from mpkv.messages import (
 from tests.control.common import (
     BLOCK_BYTES,
     COMPATIBILITY,
+    CONTENT,
     KEY_SIZE,
     LIMIT_S,
     ROOT,
@@ -86,6 +87,7 @@ class Plane:
         self.address = f"127.0.0.1:{self.port}"
         self.deadline_s = deadline_s
         self.ledger = Ledger.create(blocks, KEY_SIZE)
+        self.ledger.set_content(CONTENT)
         self.records: list[ToEngine] = []
         self.pulls = 0
         self._slots: dict[int, bytes] = {}
@@ -294,6 +296,7 @@ class Plane:
         slots: int | None = None,
         deadline_s: float | None = None,
         epoch: int | None = None,
+        content: bytes | None = None,
         started: float | None = None,
     ) -> int:
         """Start a pull and return its number."""
@@ -315,6 +318,7 @@ class Plane:
                 self.ledger.epoch if epoch is None else epoch,
                 now if started is None else started,
                 deadline,
+                content=self.ledger.content if content is None else content,
             )
         )
         return self.pulls

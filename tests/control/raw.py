@@ -19,7 +19,7 @@ from mpkv.control.network.wire import (
     decode_to_source,
     encode,
 )
-from tests.control.common import COMPATIBILITY, KEY_SIZE, LIMIT_S, free_port
+from tests.control.common import COMPATIBILITY, CONTENT, KEY_SIZE, LIMIT_S, free_port
 
 
 class RawPeer:
@@ -50,7 +50,7 @@ class RawPeer:
         return self.receive()
 
     def hello(self, address: str = "127.0.0.1:1") -> ToDestination:
-        return self.ask(Hello(self.instance, "raw", address, COMPATIBILITY, 0))
+        return self.ask(Hello(self.instance, "raw", address, COMPATIBILITY, CONTENT))
 
     def close(self) -> None:
         self._context.destroy(linger=0)

@@ -9,7 +9,7 @@ import pytest
 from mpkv.control.compare import describe, differences, nixl_version
 from mpkv.control.network.wire import PROTOCOL, Busy, Difference, Hello, Refuse, Welcome
 from mpkv.messages import MissReason, PullFailed
-from tests.control.common import COMPATIBILITY, keys, wait_for
+from tests.control.common import COMPATIBILITY, CONTENT, keys, wait_for
 from tests.control.harness import Plane
 from tests.control.raw import RawPeer, RawSource
 
@@ -18,6 +18,7 @@ WANTED = keys("a", 3)
 
 OTHER: dict[str, Any] = {
     "model": "other",
+    "content": "run-17",
     "revision": "v2",
     "dtype": "float16",
     "cache_dtype": "fp8",
@@ -53,7 +54,8 @@ def test_hashes_that_differ_between_processes_are_refused(algorithm: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "field", ["block_bytes", "tensor_parallel", "dtype", "kv_layout", "model", "hash_seed"]
+    "field",
+    ["block_bytes", "tensor_parallel", "dtype", "kv_layout", "model", "content", "hash_seed"],
 )
 def test_a_mismatch_is_named_with_both_values_in_both_logs(start: Start, field: str) -> None:
     value = OTHER[field]
@@ -102,7 +104,7 @@ def test_the_same_refusal_again_is_not_logged_again(
     other = msgspec.structs.replace(COMPATIBILITY, model="other\nERROR forged line")
     for number in range(3):
         peer = raw_peer(source.address, f"raw-{number}")
-        hello = Hello(peer.instance, "raw\nnode", "10.0.0.9:1", other, 0)
+        hello = Hello(peer.instance, "raw\nnode", "10.0.0.9:1", other, CONTENT)
         assert isinstance(peer.ask(hello), Refuse)
     lines = [line for line in source.log().splitlines() if "refused" in line]
     assert len(lines) == 1
@@ -149,7 +151,7 @@ def test_another_minor_version_of_nixl_is_refused_by_name(
     same, other = f"{major}.{minor}.99", f"{major}.{int(minor) + 1}.0"
     peer = raw_peer(plane.address)
     for version, kind in ((same, Welcome), ("", Welcome), (other, Refuse)):
-        answer = peer.ask(Hello("raw", "raw", "127.0.0.1:1", COMPATIBILITY, 0, version))
+        answer = peer.ask(Hello("raw", "raw", "127.0.0.1:1", COMPATIBILITY, CONTENT, version))
         assert isinstance(answer, kind)
     assert isinstance(answer, Refuse)
     assert answer.differing == (Difference("nixl", ours, other),)
@@ -166,7 +168,7 @@ def test_blocks_of_another_size_are_refused_whatever_the_source_thinks(
     plane.wait_ready()
     pull = plane.pull(source.address, WANTED)
     route, _ = source.receive(Hello)
-    source.send(route, Welcome("s", "raw", "s.target", b"md", 0, 64, 123, 0))
+    source.send(route, Welcome("s", "raw", "s.target", b"md", 0, 64, 123, CONTENT))
     answer = plane.answer(pull)
     assert isinstance(answer, PullFailed)
     assert answer.reason is MissReason.REFUSED

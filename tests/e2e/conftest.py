@@ -33,7 +33,10 @@ PROMPTS = {
     **{f"early{i}": prompt(f"early{i}", 16 * BLOCK + 5) for i in range(3)},
     **{
         name: prompt(name, 8 * BLOCK + 7)
-        for name in ("silent", "after silent", "helpers", "after helpers", "killed", "restarted")
+        for name in (
+            *("reset", "weights", "silent", "after silent"),
+            *("helpers", "after helpers", "killed", "restarted"),
+        )
     },
 }
 

@@ -26,6 +26,7 @@ from mpkv_cli.demo.sessions import members, remove_shared_memory, shared_memory_
 from mpkv_cli.serve import serve_command
 from tests.support.standin import free_port
 
+ROOT = Path(__file__).resolve().parents[2]
 START_S = 300.0
 STOP_S = 10.0
 KILL_S = 30.0
@@ -37,11 +38,11 @@ model = "{model}"
 args = [
     "--served-model-name", "tiny", "--host", "127.0.0.1", "--dtype", "float32",
     "--max-model-len", "5248", "--max-num-batched-tokens", "1024", "--max-num-seqs", "8",
-    "--enforce-eager",
+    "--enforce-eager", "--worker-extension-cls", "tests.e2e.other_weights.OtherWeights",
 ]
 [vllm.env]
 VLLM_CPU_KVCACHE_SPACE = "1"
-VLLM_SERVER_DEV_MODE = "1" # for /reset_prefix_cache
+VLLM_SERVER_DEV_MODE = "1" # for /reset_prefix_cache and /collective_rpc
 [tier]
 size = "{tier}"
 sync_load_budget = "{sync_load_budget}"
@@ -167,10 +168,10 @@ class Server:
         self.resets += status == 200
         return status == 200 and bool(json.loads(answer)["success"])
 
-    def reset_as_often_as(self, other: "Server") -> None:
-        """Resets mean new content to mpkv: only at equal counts do two engines share."""
-        while self.resets < other.resets:
-            self.reset_cache(running=False)
+    def flip_weights(self) -> None:
+        """Other weights, without a reset; the second time those of before."""
+        status, answer = self._request("POST", "/collective_rpc", {"method": "flip"}, 60.0)
+        assert status == 200, answer
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of the samples of `name` whose labels include `labels`."""
@@ -332,8 +333,11 @@ class Fleet:
         return sorted(found, key=lambda line: line["at"])
 
     def _start(self, plan: NodePlan, argv: list[str], env: dict[str, str]) -> Server:
+        # The tests are there for the workers too.
+        paths = [str(ROOT), env.get("PYTHONPATH", "")]
         if self._vllm is not None:
-            env["PYTHONPATH"] = f"{self._vllm}{os.pathsep}{env.get('PYTHONPATH', '')}"
+            paths.insert(0, str(self._vllm))
+        env["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
         server = Server(plan, argv, env, self._folder / f"{plan.name}.log")
         self.servers.append(server)
         return server

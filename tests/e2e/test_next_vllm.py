@@ -94,3 +94,24 @@ def test_pulls_after_a_reset(pair: tuple[Server, Server]) -> None:
     for server in pair:
         assert server.reset_cache(running=True)
     assert pull(pair, tokens)[1] == 6
+    # Nor does one that is reset alone share less, but for the moment in which it looks.
+    assert pair[1].reset_cache(running=True)
+    assert pull(pair, tokens)[1] == 6
+
+
+def test_other_weights_are_not_shared(pair: tuple[Server, Server]) -> None:
+    a, b = pair
+    tokens = prompt("weights", 6 * BLOCK + 1)
+    a.flip_weights()
+    assert a.reset_cache(running=True)
+    others = a.complete(tokens)
+    before = b.metric("mpkv:pulled_blocks_total")
+    assert b.complete(tokens, source=a.plan).tokens != others.tokens
+    assert b.metric("mpkv:pulled_blocks_total") == before
+    assert b.metric("mpkv:pull_misses_total", reason="content") == 1
+    # b changes its own beside blocks of the old ones: not without a reset.
+    b.flip_weights()
+    assert b.complete(tokens, source=a.plan).tokens
+    assert b.metric("mpkv:pulled_blocks_total") == before
+    assert b.reset_cache(running=True)
+    assert pull(pair, tokens)[1] == 6

@@ -140,6 +140,54 @@ def test_a_pull_begins_while_its_own_engine_is_in_a_step(
     assert any(claim["started"] < end < claim["at"] for claim in claims for end in ends)
 
 
+def test_a_reset_of_one_node_alone_isolates_nobody(pair: Pair, expected: Expected) -> None:
+    a, b = pair
+    for reset in (a, b, a):
+        a.complete(PROMPTS["reset"])
+        assert b.reset_cache(running=True)
+        if reset is a:
+            assert a.reset_cache(running=True)
+            assert a.complete(PROMPTS["reset"]).tokens == expected["reset"]
+        # It is the first that b hears since its own reset.
+        before = pulled(b, a)
+        assert b.complete(PROMPTS["reset"], source=a.plan).tokens == expected["reset"]
+        assert pulled(b, a) - before == 8
+
+
+def test_other_weights_are_never_shared(pair: Pair, expected: Expected) -> None:
+    a, b = pair
+    tokens = PROMPTS["weights"]
+    assert a.complete(tokens).tokens == expected["weights"]
+    a.flip_weights()
+    # In the tier of a lie blocks of the old weights; of the new ones some come beside them.
+    for prompt in (PROMPTS["unknown"], tokens):
+        for _ in range(2):
+            a.complete(prompt)
+            before, content = pulled(b, a), misses(b, "content")
+            assert b.reset_cache(running=True)
+            assert b.complete(prompt, source=a.plan, max_tokens=1).tokens
+            assert (pulled(b, a) - before, misses(b, "content") - content) == (0, 1)
+    assert "the weights have changed while blocks of the old ones" in a.log()
+    # From the reset on, a has a content again, and it is another than that of b.
+    assert a.reset_cache(running=True)
+    assert a.complete(tokens).tokens != expected["weights"]
+    content = misses(b, "content")
+    assert b.reset_cache(running=True)
+    assert b.complete(tokens, source=a.plan).tokens == expected["weights"]
+    assert misses(b, "content") - content == 1
+    assert "its weights are others" in a.log()
+    # And back to what they were, for both of them in another order.
+    a.flip_weights()
+    assert a.reset_cache(running=True)
+    assert b.reset_cache(running=True)
+    b.flip_weights()
+    b.flip_weights()
+    assert a.complete(tokens).tokens == expected["weights"]
+    before = pulled(b, a)
+    assert b.complete(tokens, source=a.plan).tokens == expected["weights"]
+    assert pulled(b, a) - before == 8
+
+
 def test_load_aborts_preemptions_resets_and_dying_helpers_at_random(
     pair: Pair, reference: Reference
 ) -> None:
@@ -205,7 +253,7 @@ def test_the_source_is_killed_and_restarted(fleet: Fleet, pair: Pair, expected: 
     assert b.complete(PROMPTS["killed"], source=a.plan).tokens == expected["killed"]
     again = fleet.launch(fleet.a)
     again.wait_healthy()
-    again.reset_as_often_as(b)
+    # The one has had no reset and the other many.
     _pull_until_it_works(again, b, "restarted", expected)
 
 

@@ -14,7 +14,7 @@ from mpkv.engine.pull_book import PullBook
 from mpkv.engine.supervisor import TO_CONTROL_BYTES, Link
 from mpkv.memory import Consumer, Ledger, Producer, Ring
 from mpkv.messages import KeyGroup, MissReason, Pull, Pulled, ToControl
-from tests.support.standin import KEY_SIZE, RecordingMeter
+from tests.support.standin import CONTENT, KEY_SIZE, RecordingMeter
 
 BLOCKS = 64
 
@@ -94,6 +94,7 @@ class Book:
         self, deadline_s: float = 60.0, head_start: float = 0.0, blocks: int = BLOCKS
     ) -> None:
         self.ledger = Ledger.create(blocks, KEY_SIZE)
+        self.ledger.set_content(CONTENT)
         self.supervisor = PlayedSupervisor()
         self.meter = RecordingMeter()
         self.changes: list[tuple[bytes, bytes]] = []

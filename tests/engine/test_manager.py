@@ -19,7 +19,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from mpkv.cluster.settings import EngineSettings, PeerAddress
 from mpkv.engine import manager as manager_module
 from mpkv.engine.manager import MpkvManager
-from mpkv.engine.region import region_path
+from mpkv.engine.region import leave_digest, region_path
 from mpkv.errors import SegmentRefused
 from mpkv.memory import Ledger
 from mpkv.messages import KeyGroup
@@ -35,9 +35,10 @@ def make_manager(blocks: int = BLOCKS) -> MpkvManager:
     engine_id = f"mpkv-test-{uuid.uuid4().hex}"
     with open(region_path(engine_id), "wb") as region:
         region.truncate(blocks * BLOCK_BYTES)
+        leave_digest(region.fileno(), 0, bytes(32))
     settings = EngineSettings(node="test", port=free_port())
     manager = MpkvManager(settings, engine_id, 0, blocks, BLOCK_BYTES, emit_events=True)
-    manager.start(msgspec.structs.replace(COMPATIBILITY, block_bytes=BLOCK_BYTES))
+    manager.start(msgspec.structs.replace(COMPATIBILITY, block_bytes=BLOCK_BYTES), 1)
     assert not os.path.exists(region_path(engine_id))
     return manager
 
@@ -172,6 +173,23 @@ def test_under_a_new_epoch_no_peer_finds_what_was_there_before(
     assert found == [(epoch + 1, 0)]
 
 
+def test_under_a_new_epoch_no_peer_finds_the_content_of_before(
+    manager: MpkvManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And so none of it, until the workers have looked at their weights again."""
+    control = Ledger.attach(manager.ledger.fd)
+    content = control.content
+    assert len(content) == 16
+    found: list[bytes] = []
+    monkeypatch.setattr(manager.pulls, "drain", lambda: found.append(control.content))
+    manager.reset_cache()
+    assert found == [b""]
+    manager.content.all_gone()
+    manager.content.seen(manager.content.to_look(True), 0, bytes(32))
+    assert control.content == content
+    control.close()
+
+
 def test_a_reset_forgets_all_and_reuses_nothing_in_use(manager: MpkvManager) -> None:
     kept, loading, filling = keys_of("kept", 3), keys_of("loading", 4), keys_of("filling", 2)
     store(manager, kept + loading)
@@ -214,6 +232,7 @@ def test_a_key_pulled_while_it_is_being_stored(manager: MpkvManager) -> None:
     """The request hits at once, and the store's slot comes back when it completes."""
     key = keys_of("both", 1)
     with StandIn("source", block_bytes=BLOCK_BYTES) as source:
+        source.ledger.set_content(manager.ledger.content)
         source.store(key)
         prepared(manager, key)
         for attempt in range(1000):
@@ -249,7 +268,7 @@ def test_a_missing_region_is_said_clearly() -> None:
         EngineSettings(node="test"), "mpkv-test-none", 0, BLOCKS, BLOCK_BYTES, emit_events=False
     )
     with pytest.raises(SegmentRefused, match=r"mpkv-test-none.*does not support engines that span"):
-        manager.start(COMPATIBILITY)
+        manager.start(COMPATIBILITY, 1)
     manager.shutdown()
 
 

@@ -238,6 +238,31 @@ def test_groups_are_cut_to_equal_tokens_to_fit(book: Book) -> None:
     assert book.meter.missed_blocks == {MissReason.NO_SPACE: 63 - 39}
 
 
+def test_a_pull_waits_until_it_is_known_what_the_weights_are(book: Book) -> None:
+    book.ledger.set_content(b"")
+    book.start("r", make_keys("k", 4))
+    book.pulls.start_waiting()
+    assert book.supervisor.pulls.pop() is None
+    assert book.pulls.pending("r")
+    book.ledger.set_content(b"what it is now..")
+    book.pulls.start_waiting()
+    assert book.supervisor.next_pull().content == b"what it is now.."
+
+
+@pytest.mark.parametrize("later", [b"", b"other weights..."])
+def test_a_pull_for_other_weights_is_never_adopted(book: Book, later: bytes) -> None:
+    keys = make_keys("k", 4)
+    book.start("r", keys)
+    pull = book.supervisor.next_pull()
+    book.ledger.set_content(later)
+    book.supervisor.say_pulled(pull, 4)
+    book.pulls.drain()
+    assert not book.pulls.pending("r")
+    assert book.hits(keys) == 0
+    assert book.ledger.counts()["free"] == BLOCKS
+    assert book.meter.misses == {MissReason.CONTENT: 1}
+
+
 def test_a_pull_of_old_content_is_never_adopted(book: Book) -> None:
     keys = make_keys("k", 4)
     book.start("r", keys)

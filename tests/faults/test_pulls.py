@@ -9,7 +9,7 @@ import pytest
 from mpkv.cluster.settings import PeerAddress
 from mpkv.messages import MissReason
 from tests.faults.conftest import MakeStandIn
-from tests.support.standin import COMPATIBILITY, StandIn, free_port, make_keys
+from tests.support.standin import COMPATIBILITY, CONTENT, StandIn, free_port, make_keys
 
 Pair = tuple[StandIn, StandIn]
 
@@ -167,14 +167,60 @@ def test_a_reset_cache_shares_nothing_old(pair: Pair) -> None:
     keys = make_keys("old weights", 6)
     source.store(keys)
     assert destination.pull("r1", source.address, keys) == [True] * 6
-    source.ledger.set_epoch(1)
-    source.ledger.drop_ready()
+    reset(source, b"new weights.....")
     destination.ledger.drop_ready()
     source.store(keys)
-    # The epochs differ now: the source has new weights and the destination has not.
+    # The source has new weights and the destination has not.
     assert destination.pull("r2", source.address, keys) == [False] * 6
-    destination.ledger.set_epoch(1)
-    destination.pull_until(source, keys)
+    assert destination.meter.misses[MissReason.CONTENT] == 1
+    reset(destination, b"new weights.....")
+    assert destination.pull("r3", source.address, keys) == [True] * 6
+
+
+@pytest.mark.parametrize("which", ["source", "destination", "both"])
+def test_a_reset_for_the_same_weights_isolates_nobody(pair: Pair, which: str) -> None:
+    source, destination = pair
+    keys = make_keys("same weights", 6)
+    for engine in pair:
+        if which in (engine.settings.node, "both"):
+            reset(engine, CONTENT)
+    source.store(keys)
+    assert destination.pull("r", source.address, keys) == [True] * 6
+
+
+def test_a_pull_waits_until_the_own_weights_are_known(pair: Pair) -> None:
+    source, destination = pair
+    keys = make_keys("unknown", 6)
+    source.store(keys)
+    reset(destination, b"")
+    destination.start_pull("r", source.address, keys)
+    for _ in range(20):
+        destination.step()
+        assert destination.pulls.pending("r")
+        time.sleep(0.005)
+    destination.ledger.set_content(CONTENT)
+    destination.wait("r")
+    assert [destination.holds(key) for key in keys] == [True] * 6
+    destination.pulls.finished("r")
+
+
+def test_whoever_does_not_know_its_weights_gives_nothing(pair: Pair) -> None:
+    source, destination = pair
+    keys = make_keys("unknown", 6)
+    source.store(keys)
+    source.ledger.set_content(b"")
+    assert destination.pull("r", source.address, keys) == [False] * 6
+    assert destination.meter.misses == {MissReason.CONTENT: 1}
+    source.ledger.set_content(CONTENT)
+    assert destination.pull("again", source.address, keys) == [True] * 6
+
+
+def reset(engine: StandIn, content: bytes) -> None:
+    """As the manager does it, and what the workers then say of their weights."""
+    engine.ledger.set_content(b"")
+    engine.ledger.drop_ready()
+    engine.ledger.set_epoch(engine.ledger.epoch + 1)
+    engine.ledger.set_content(content)
 
 
 def test_a_peer_that_comes_up_is_found_by_the_next_pull(standin: MakeStandIn) -> None:

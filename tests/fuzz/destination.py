@@ -28,7 +28,7 @@ from mpkv.control.network.wire import (
 )
 from mpkv.errors import WireRefused
 from mpkv.messages import Pulled
-from tests.control.common import BLOCK_BYTES, KEY_SIZE, keys, u32, wait_for
+from tests.control.common import BLOCK_BYTES, CONTENT, KEY_SIZE, keys, u32, wait_for
 from tests.control.harness import Plane
 from tests.control.raw import RawSource, closing
 from tests.fuzz.explore import explore
@@ -50,7 +50,7 @@ _differing = st.lists(st.builds(Difference, texts, texts, texts), max_size=2).ma
 _sizes = st.sampled_from([BLOCK_BYTES, BLOCK_BYTES, 4097, 0, -1, 1 << 40])
 # Well-formed and untrue: of keys that were not asked for, twice, or in no order.
 _untrue = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=4).map(
-    lambda runs: Grant(ASK, LEASE, pack_runs(runs), bytes(4 * sum(n for _, n in runs)), 0)
+    lambda runs: Grant(ASK, LEASE, pack_runs(runs), bytes(4 * sum(n for _, n in runs)), CONTENT)
 )
 _messages: st.SearchStrategy[Struct] = st.one_of(
     st.builds(
@@ -66,7 +66,7 @@ _messages: st.SearchStrategy[Struct] = st.one_of(
     st.builds(NotConfirmed, _asks, _leases, st.sampled_from(Loss)),
     st.builds(Pong, _instances, numbers),
 )  # fmt: skip
-_welcome = Welcome("a source", "n", "a source.target", b"md", 0, 64, BLOCK_BYTES, 0)
+_welcome = Welcome("a source", "n", "a source.target", b"md", 0, 64, BLOCK_BYTES, CONTENT)
 Answers = list[Struct | bytes | None]
 
 _behave = st.none()
@@ -103,7 +103,7 @@ class Hostile:
                 return _welcome
             case Ask():
                 runs = (0).to_bytes(4, "little") + len(WANTED).to_bytes(4, "little")
-                return Grant(ASK, LEASE, runs, bytes(4 * len(WANTED)), 0)
+                return Grant(ASK, LEASE, runs, bytes(4 * len(WANTED)), CONTENT)
             case Confirm():
                 return Confirmed(message.ask, message.lease)
         return Pong("a source", 1)

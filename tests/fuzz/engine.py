@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from mpkv.messages import CancelPull, KeyGroup, Pull, Pulled, ToControl, ToEngine
-from tests.control.common import keys, wait_for
+from tests.control.common import CONTENT, keys, wait_for
 from tests.control.harness import Plane
 from tests.fuzz.explore import explore
 from tests.fuzz.shapes import bytes_of, groups, numbers, packed, texts
@@ -39,12 +39,17 @@ _ports = st.sampled_from([0, 1, 65535, 65536])
 def _records(source: str) -> st.SearchStrategy[list[bytes]]:
     peers = st.just(source) | texts | _ports.map(lambda port: f"127.0.0.1:{port}")
     epochs = st.just(0) | numbers
+    contents = st.just(CONTENT) | st.binary(max_size=20)
     slots = packed(8, 64)
-    pull = st.builds(Pull, _pulls, texts, peers, groups(HELD), slots, epochs, _times, _times)
+    pull = st.builds(
+        Pull, _pulls, texts, peers, groups(HELD), slots, epochs, _times, _times, content=contents
+    )
     # Good but for its times.
     group, four = KeyGroup(b"".join(HELD), 16, 0), bytes(32)
     timed = st.builds(
-        lambda *times: Pull(FIRST_PULL, "r", source, (group,), four, 0, *times), _times, _times
+        lambda *times: Pull(FIRST_PULL, "r", source, (group,), four, 0, *times, content=CONTENT),
+        _times,
+        _times,
     )
     records: st.SearchStrategy[Struct] = st.one_of(
         pull, pull, pull, timed, st.builds(CancelPull, _pulls | numbers)

@@ -21,7 +21,7 @@ from mpkv.control.network.wire import (
     Welcome,
 )
 from mpkv.messages import KeyGroup
-from tests.control.common import BLOCK_BYTES, COMPATIBILITY, keys, u32, wait_for
+from tests.control.common import BLOCK_BYTES, COMPATIBILITY, CONTENT, keys, u32, wait_for
 from tests.control.harness import Plane
 from tests.control.raw import RawPeer, closing
 from tests.fuzz.explore import explore
@@ -42,13 +42,13 @@ _compatible = st.just(COMPATIBILITY) | texts.map(
     lambda text: structs.replace(COMPATIBILITY, model=text, hash_seed=text)
 )
 _lease_ms = st.sampled_from([0, 1, 20, 200, 1 << 40])
-_epochs = st.just(0) | numbers
+_contents = st.just(CONTENT) | st.binary(max_size=20)
 _messages: st.SearchStrategy[Struct] = st.one_of(
-    st.builds(Hello, _instances | texts, texts, _addresses, _compatible, _epochs),
+    st.builds(Hello, _instances | texts, texts, _addresses, _compatible, _contents),
     st.builds(
-        Ask, _to, numbers, groups(HELD), numbers, _lease_ms, _epochs, st.sampled_from(Integrity)
+        Ask, _to, numbers, groups(HELD), numbers, _lease_ms, _contents, st.sampled_from(Integrity)
     ),
-    st.builds(Confirm, _to, numbers, numbers, _epochs),
+    st.builds(Confirm, _to, numbers, numbers, _contents),
     st.builds(Release, _to, numbers),
     st.builds(Ping, _to, numbers),
 )
@@ -84,17 +84,17 @@ class Besieged:
         # One that was held up for long counts as gone.
         self._say_hello()
         groups = (KeyGroup(b"".join(HELD), 16, 0),)
-        ask = Ask(INSTANCE, self._asks, groups, len(HELD), 5000, 0, Integrity.FULL)
+        ask = Ask(INSTANCE, self._asks, groups, len(HELD), 5000, CONTENT, Integrity.FULL)
         grant = self._ask(ask)
         assert isinstance(grant, Grant), grant
         assert u32(grant.blocks) == [self._plane.ledger.find(key) for key in HELD]
-        confirm = Confirm(INSTANCE, self._asks, grant.lease, 0)
+        confirm = Confirm(INSTANCE, self._asks, grant.lease, CONTENT)
         assert self._ask(confirm) == Confirmed(self._asks, grant.lease, CHECKSUMS)
         assert self._plane.process.poll() is None
         assert not self._plane.count("dropped_by_fault"), self._plane.log()[-3000:]
 
     def _say_hello(self) -> None:
-        hello = Hello(self._good.instance, "raw", "10.0.1.1:1", COMPATIBILITY, 0)
+        hello = Hello(self._good.instance, "raw", "10.0.1.1:1", COMPATIBILITY, CONTENT)
         assert isinstance(self._ask(hello), Welcome)
 
     def _ask(self, message: ToSource) -> ToDestination:
@@ -122,7 +122,7 @@ def run(seconds: float, seed: int) -> int:
                 # Another life of each; what the earlier ones held is theirs no more.
                 for number, peer in enumerate(peers):
                     peer.send(
-                        Hello(f"the end {number}", "", f"10.0.2.{number}:1", COMPATIBILITY, 0)
+                        Hello(f"the end {number}", "", f"10.0.2.{number}:1", COMPATIBILITY, CONTENT)
                     )
                 besieged.serves()
                 wait_for(lambda: plane.pins() == 0, "all pins to be given back")

@@ -135,6 +135,22 @@ def pin(ledger_fd: int, data_fd: int, keys: int, seed: int, count: int) -> None:
         checked += pinned
 
 
+def know(ledger_fd: int, count: int) -> None:
+    """Read the content until it was known `count` times: an epoch written twice, and not of
+    one before the epoch that was read just before."""
+    ledger = Ledger.attach(ledger_fd)
+    give_up = time.monotonic() + DEADLINE_S
+    known = 0
+    while known < count:
+        assert time.monotonic() < give_up
+        epoch = ledger.epoch
+        content = ledger.content
+        if content:
+            assert content[:8] == content[8:]
+            assert int.from_bytes(content[:8]) >= epoch, "content of before the reset"
+            known += 1
+
+
 ROLES: dict[str, Callable[..., None]] = {
     "produce": produce,
     "consume": consume,
@@ -142,6 +158,7 @@ ROLES: dict[str, Callable[..., None]] = {
     "push": push,
     "stamp": stamp,
     "pin": pin,
+    "know": know,
 }
 
 if __name__ == "__main__":

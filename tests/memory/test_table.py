@@ -1,6 +1,7 @@
 """What the block table and its index promise, seen by the engine and the control plane."""
 
 import array
+import mmap
 import struct
 
 import pytest
@@ -16,7 +17,7 @@ from mpkv.memory import (
     Ledger,
     block_ids,
 )
-from mpkv.memory._native import PINS_MAX
+from mpkv.memory._native import LAYOUT, PINS_MAX
 from tests.memory.blocks import (
     BLOCKS,
     KEY_SIZE,
@@ -235,6 +236,35 @@ def test_keys_of_every_size_are_told_apart(key_size: int) -> None:
     assert allocated is not None
     assert allocated[1] == b"".join(known)
     engine.close()
+
+
+def test_the_content_is_seen_by_everyone_while_it_is_known(engine: Ledger, control: Ledger) -> None:
+    assert engine.content == control.content == b""
+    for content in (b"a" * 16, b"b" * 16, b"", b"c" * 16):
+        engine.set_content(content)
+        assert engine.content == control.content == content
+    engine.set_content(b"")
+    engine.set_content(b"")
+    assert control.content == b""
+    with pytest.raises(ValueError, match="Expected 16 bytes of content"):
+        engine.set_content(b"short")
+
+
+@pytest.mark.parametrize("written", [0, 8, 16])
+def test_a_content_whose_writer_dies_in_the_middle_is_not_known(
+    engine: Ledger, control: Ledger, written: int
+) -> None:
+    """As it stores them: that it is not known, the words one by one, that it is."""
+    engine.set_content(b"a" * 16)
+    with mmap.mmap(engine.fd, 0) as segment:
+        version = LAYOUT["ledger.content_version"]
+        segment[version] += 1
+        start = LAYOUT["ledger.content"]
+        segment[start : start + written] = b"b" * written
+        assert control.content == b""
+        segment[start : start + 16] = b"b" * 16
+        segment[version] += 1
+    assert control.content == b"b" * 16
 
 
 def test_the_epoch_is_seen_by_everyone(engine: Ledger, control: Ledger) -> None:

@@ -79,6 +79,7 @@ def test_only_the_creator_may_write(control: Ledger) -> None:
         lambda: control.publish(b"", b"", pin=False),
         lambda: control.free(b""),
         lambda: control.set_epoch(1),
+        lambda: control.set_content(b""),
         control.drop_ready,
         control.reclaim,
         control.zero_control_pins,
@@ -98,6 +99,7 @@ def test_a_closed_ledger_refuses_every_call(engine: Ledger) -> None:
         lambda: engine.find(key(1)),
         lambda: engine.pin_many(key(1)),
         lambda: engine.epoch,
+        lambda: engine.content,
     ):
         with pytest.raises(ValueError, match="closed"):
             call()

@@ -73,6 +73,19 @@ def test_a_pinned_block_holds_its_key_whatever_the_engine_does(tier: Tier) -> No
     assert tier.ledger.counts()["control_pins"] == 0
 
 
+def test_a_content_is_whole_and_never_of_before_a_reset_that_was_seen(tier: Tier) -> None:
+    with peer("know", 20_000, fds=(tier.ledger.fd,)) as control:
+        give_up = time.monotonic() + 30
+        while control.poll() is None:
+            epoch = tier.ledger.epoch
+            for _ in range(20):
+                tier.ledger.set_content(2 * epoch.to_bytes(8))
+            tier.ledger.set_content(b"")
+            tier.ledger.set_epoch(epoch + 1)
+            assert time.monotonic() < give_up
+        assert control.returncode == 0
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_the_pins_of_a_killed_control_plane_are_taken_back(tier: Tier, seed: int) -> None:
     for _ in range(30):

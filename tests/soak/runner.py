@@ -69,9 +69,6 @@ class Runner:
 
     def _settle(self, descriptors: list[int]) -> None:
         """Nothing is held any more, all helpers are there, and pulls work both ways."""
-        for server in self._servers:
-            for other in self._servers:
-                server.reset_as_often_as(other)
         for server, before in zip(self._servers, descriptors, strict=True):
             self._settle_one(server, before)
         for server, source in (self._servers, self._servers[::-1]):
@@ -97,7 +94,6 @@ class Runner:
     def _pulls(self, server: Server, source: Server) -> bool:
         """Whether `server` gets a prompt's blocks from `source`, and the right answer."""
         prompt = max(self._prompts, key=lambda prompt: len(prompt.tokens))
-        # Both forget it, equally often.
         for engine in (server, source):
             engine.reset_cache(running=False)
         before = _pulled(server)

@@ -23,7 +23,7 @@ from mpkv.control.network.wire import (
     decode_to_source,
     encode,
 )
-from tests.support.standin import COMPATIBILITY, KEY_SIZE, StandIn, free_port
+from tests.support.standin import COMPATIBILITY, CONTENT, KEY_SIZE, StandIn, free_port
 
 
 def welcome_of(engine: StandIn) -> Welcome:
@@ -32,7 +32,7 @@ def welcome_of(engine: StandIn) -> Welcome:
     try:
         socket = context.socket(zmq.DEALER)
         socket.connect(f"tcp://{engine.address}")
-        hello = Hello("probe", "probe", "127.0.0.1:1", compatibility, 0)
+        hello = Hello("probe", "probe", "127.0.0.1:1", compatibility, CONTENT)
         socket.send_multipart([PROTOCOL, encode(hello)])
         assert socket.poll(5000)
         answer = decode_to_destination(socket.recv_multipart()[1])
@@ -85,7 +85,7 @@ def _serve(socket: "zmq.Socket[bytes]", welcome: Welcome, stopped: Callable[[], 
             answer = Pong(welcome.instance, message.number)
         elif isinstance(message, Ask):
             runs, blocks = struct.pack("II", 0, message.limit), bytes(4 * message.limit)
-            answer = Grant(message.ask, 1, runs, blocks, 0)
+            answer = Grant(message.ask, 1, runs, blocks, CONTENT)
         elif isinstance(message, Confirm):
             answer = NotConfirmed(message.ask, message.lease, Loss.EXPIRED)
         else:

@@ -23,9 +23,11 @@ from mpkv.messages import Bounds, Compatibility, KeyGroup, MissReason, Tier
 from mpkv.trace import open_trace
 
 KEY_SIZE = 36
+CONTENT = b"weights of tests"
 
 COMPATIBILITY = Compatibility(
     model="stand-in",
+    content="",
     revision="",
     dtype="bfloat16",
     cache_dtype="bfloat16",
@@ -114,6 +116,7 @@ class StandIn:
             integrity=integrity,
         )
         self.ledger = Ledger.create(blocks, KEY_SIZE)
+        self.ledger.set_content(CONTENT)
         self._fd = create_segment("standin-tier", blocks * block_bytes)
         self.tier = mmap.mmap(self._fd, blocks * block_bytes)
         self.meter = RecordingMeter()

@@ -98,7 +98,7 @@ class Probe:
 
     def confirm(self, grant: Grant) -> float:
         """End the lease as after a READ; how long that took."""
-        confirm = Confirm(self.welcome.instance, grant.ask, grant.lease, grant.epoch)
+        confirm = Confirm(self.welcome.instance, grant.ask, grant.lease, grant.content)
         started = time.perf_counter()
         self._send(confirm)
         self._await(Confirmed)
@@ -127,7 +127,7 @@ class Probe:
         group = KeyGroup(keys, TOKENS_PER_KEY, 0)
         limit = len(keys) // KEY_SIZE
         welcome = self.welcome
-        return Ask(welcome.instance, self._asks, (group,), limit, LEASE_MS, welcome.epoch)
+        return Ask(welcome.instance, self._asks, (group,), limit, LEASE_MS, welcome.content)
 
     def exchanged_bytes(self, keys: bytes) -> tuple[bytes, int]:
         """An ask as it travels, and how long its answer is: for bare exchanges of the same."""
@@ -139,7 +139,7 @@ class Probe:
     def _greet(self) -> Welcome:
         # Of its own, like its instance: who comes with another's address replaces that one.
         own = f"{self._name}-{time.monotonic_ns()}"
-        hello = Hello(own, self._name, own, compatibility(self._block_bytes), 0)
+        hello = Hello(own, self._name, own, compatibility(self._block_bytes), b"")
         until = time.monotonic() + GREET_S
         while time.monotonic() < until:
             self._send(hello)

@@ -24,6 +24,7 @@ from mpkv.memory import FILLING, Ledger, block_ids, create_segment
 from mpkv.messages import Compatibility, KeyGroup, MissReason, Tier
 
 KEY_SIZE = 36
+CONTENT = b"weights of bench"
 TOKENS_PER_KEY = 16
 READY_S = 30.0
 # How often the stand-in's thread looks whether a pull has ended. Times of pulls come from
@@ -34,6 +35,7 @@ LOOK_S = 0.0005
 def compatibility(block_bytes: int) -> Compatibility:
     return Compatibility(
         model="stand-in",
+        content="",
         revision="",
         dtype="bfloat16",
         cache_dtype="bfloat16",
@@ -113,6 +115,7 @@ class StandIn:
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.ledger = Ledger.create(blocks, KEY_SIZE)
+        self.ledger.set_content(CONTENT)
         self._fd = create_segment("mpkv-bench-tier", blocks * block_bytes)
         self._mapping = mmap.mmap(self._fd, blocks * block_bytes)
         self._meter = _Meter()

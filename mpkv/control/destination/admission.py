@@ -1,9 +1,7 @@
 """Which pulls cannot even begin, whatever their peer would say."""
 
-from collections.abc import Callable
-
 from mpkv.control.destination.initiators import Initiators
-from mpkv.control.destination.open_pull import SLOT
+from mpkv.control.destination.open_pull import SLOT, Weights, outdated
 from mpkv.control.destination.pulls import Pulls
 from mpkv.control.destination.session import Failure
 from mpkv.control.network.wire import check_groups
@@ -27,13 +25,13 @@ class Admission:
         pulls: Pulls,
         initiators: Initiators,
         key_size: int,
-        epoch: Callable[[], int],
+        weights: Weights,
         longest_answer: int,
     ) -> None:
         self._pulls = pulls
         self._initiators = initiators
         self._key_size = key_size
-        self._epoch = epoch
+        self._weights = weights
         self._longest_answer = longest_answer
 
     def hindrance(self, pull: Pull, now: float) -> Failure | None:
@@ -48,8 +46,8 @@ class Admission:
             return Failure(MissReason.REFUSED, f"it began at {pull.started}, now is {now}")
         if not now < pull.deadline:
             return Failure(MissReason.TIMED_OUT, "its deadline passed before it began")
-        if pull.epoch != self._epoch():
-            return Failure(MissReason.CACHE_RESET, "the cache was reset before it began")
+        if (why := outdated(self._weights, pull)) is not None:
+            return why
         if not keys:
             return Failure(MissReason.NOT_HELD, "it asks for no keys")
         if not slots:

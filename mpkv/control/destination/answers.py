@@ -14,7 +14,7 @@ log = logging.getLogger("mpkv.control")
 
 _MISS_BY_DENIAL = {
     Denial.UNKNOWN_SESSION: MissReason.PEER_DOWN,
-    Denial.EPOCH: MissReason.REFUSED,
+    Denial.CONTENT: MissReason.CONTENT,
     Denial.TARGET_DOWN: MissReason.PEER_DOWN,
     Denial.QUOTA: MissReason.QUEUE_FULL,
     Denial.MALFORMED: MissReason.REFUSED,

@@ -66,7 +66,7 @@ class Destination:
             key_size=ledger.key_size,
             blocks=ledger.blocks,
             deadline_s=start.deadline_s,
-            epoch=lambda: ledger.epoch,
+            weights=ledger,
             network=network,
             initiators=self.initiators,
             answers=Answers(to_engine, counters, trace),
@@ -74,11 +74,9 @@ class Destination:
             counters=counters,
         )
         self._admission = Admission(
-            self.pulls, self.initiators, ledger.key_size, lambda: ledger.epoch, longest_answer
+            self.pulls, self.initiators, ledger.key_size, ledger, longest_answer
         )
-        self.sessions = Sessions(
-            start, network, names, lambda: ledger.epoch, self, counters, jitter
-        )
+        self.sessions = Sessions(start, network, names, ledger, self, counters, jitter)
 
     def from_engine(self, message: ToControl, now: float) -> None:
         if isinstance(message, CancelPull):

@@ -2,16 +2,37 @@
 
 import enum
 from dataclasses import dataclass
+from typing import Protocol
 
 from mpkv.cluster.settings import Integrity
 from mpkv.control.checksums import Job
-from mpkv.control.destination.session import Session
-from mpkv.control.network.wire import MAX_LEASE_MS, Ask
-from mpkv.messages import Pull
+from mpkv.control.destination.session import Failure, Session
+from mpkv.control.network.wire import MAX_LEASE_MS, Ask, show_content
+from mpkv.messages import MissReason, Pull
 
 SLOT = 8
 # A lease outlives its pull by this, so that the last Confirm is not late by a hair.
 LEASE_MARGIN_S = 1.0
+
+
+class Weights(Protocol):
+    """What the ledger says of the weights that the engine computes with."""
+
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def content(self) -> bytes: ...
+
+
+def outdated(weights: Weights, pull: Pull) -> Failure | None:
+    """Why what `pull` brings cannot be for the weights that there are now; None if it may."""
+    if pull.epoch != weights.epoch:
+        return Failure(MissReason.CACHE_RESET, "the cache was reset since it began")
+    content = weights.content
+    if not content or pull.content != content:
+        was, now = show_content(pull.content), show_content(content)
+        return Failure(MissReason.CONTENT, f"it began for content {was}, now it is {now}")
+    return None
 
 
 class Step(enum.Enum):
@@ -62,6 +83,6 @@ class OpenPull:
             wanted.groups,
             self.limit,
             lease_ms,
-            wanted.epoch,
+            wanted.content,
             integrity,
         )

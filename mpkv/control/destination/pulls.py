@@ -12,12 +12,18 @@ Confirm. From every one of these it may fail; from READING its slots stay in qua
 
 import heapq
 import logging
-from collections.abc import Callable
 
 from mpkv.control.destination.answers import Answers, why_denied
 from mpkv.control.destination.checks import Checks
 from mpkv.control.destination.initiators import Initiators, State
-from mpkv.control.destination.open_pull import LEASE_MARGIN_S, SLOT, OpenPull, Step
+from mpkv.control.destination.open_pull import (
+    LEASE_MARGIN_S,
+    SLOT,
+    OpenPull,
+    Step,
+    Weights,
+    outdated,
+)
 from mpkv.control.destination.quarantine import Quarantine
 from mpkv.control.destination.session import Failure, Network, Phase, Session
 from mpkv.control.destination.turns import Turns
@@ -53,7 +59,7 @@ class Pulls:
         key_size: int,
         blocks: int,
         deadline_s: float,
-        epoch: Callable[[], int],
+        weights: Weights,
         network: Network,
         initiators: Initiators,
         answers: Answers,
@@ -65,7 +71,7 @@ class Pulls:
         if deadline_s > LONGEST_PULL_S:
             text = "pulls end after %g s, not after deadline_s = %g: leases last no longer"
             log.warning(text, LONGEST_PULL_S, deadline_s)
-        self._epoch = epoch
+        self._weights = weights
         self._network = network
         self._initiators = initiators
         self._answers = answers
@@ -155,6 +161,8 @@ class Pulls:
             self._fail(pull, why, release=False)
             return
         try:
+            if grant.content != pull.wanted.content:
+                raise WireRefused("a grant of another content")
             pull.indexes = unpack_grant(grant, pull.keys, pull.limit)
         except WireRefused as error:
             detail = f"{session.label} answered with {error}"
@@ -322,17 +330,13 @@ class Pulls:
         if session.phase is not Phase.UP:
             # Interrupted: the Confirm follows when the same instance answers again.
             return
-        confirm = Confirm(session.instance, pull.ask, pull.lease, pull.wanted.epoch)
+        confirm = Confirm(session.instance, pull.ask, pull.lease, pull.wanted.content)
         if not self._network.send(session.route, confirm):
             self._fail(pull, Failure(MissReason.PEER_DOWN, f"cannot send to {session.label}"))
 
     def _end(self, pull: OpenPull, now: float) -> None:
         """The source has confirmed the bytes of `pull`, and whatever is checked can be."""
-        why: Failure | None
-        if pull.wanted.epoch != self._epoch():
-            why = Failure(MissReason.CACHE_RESET, "the cache was reset meanwhile")
-        else:
-            why = self._checks.objection(pull, now)
+        why = outdated(self._weights, pull.wanted) or self._checks.objection(pull, now)
         if why is not None:
             self._fail(pull, why)
             return

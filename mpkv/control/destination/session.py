@@ -87,8 +87,9 @@ class SessionEvents(Protocol):
         """Nobody answers at the address; follows `instance_lost` if there was one."""
 
 
-class EpochSource(Protocol):
-    def __call__(self) -> int: ...
+class ContentSource(Protocol):
+    @property
+    def content(self) -> bytes: ...
 
 
 class NameSource(Protocol):

@@ -16,7 +16,7 @@ import random
 from mpkv.control.compare import describe, nixl_version
 from mpkv.control.destination.session import (
     FIRST_BACKOFF_S,
-    EpochSource,
+    ContentSource,
     Failure,
     NameSource,
     Network,
@@ -38,6 +38,7 @@ from mpkv.control.network.wire import (
     Refuse,
     Welcome,
     printable,
+    show_content,
 )
 from mpkv.memory import Counters
 from mpkv.messages import ControlStart, MissReason
@@ -71,7 +72,7 @@ class Sessions:
         start: ControlStart,
         network: Network,
         names: NameSource,
-        epoch: EpochSource,
+        weights: ContentSource,
         events: SessionEvents,
         counters: Counters,
         jitter: random.Random,
@@ -79,7 +80,7 @@ class Sessions:
         self._start = start
         self._network = network
         self._whereabouts = Whereabouts(names)
-        self._epoch = epoch
+        self._weights = weights
         self._events = events
         self._counters = counters
         self._jitter = jitter
@@ -158,7 +159,13 @@ class Sessions:
             session.doubted_at = math.inf
         session.backoff_s = FIRST_BACKOFF_S
         self._counters.add("peers_connected")
-        self._announce(session, "up", logging.INFO, f"connected to {session.label}")
+        ours = self._weights.content
+        if ours and welcome.content and welcome.content != ours:
+            text = f"nothing comes from {session.label} while its weights are others: its content "
+            text += f"is {show_content(welcome.content)}, ours {show_content(ours)}"
+            self._announce(session, text, logging.WARNING, text)
+        else:
+            self._announce(session, "up", logging.INFO, f"connected to {session.label}")
         self._events.session_up(session, welcome, now)
 
     def refuse(self, session: Session, refusal: Refuse, now: float) -> None:
@@ -305,7 +312,7 @@ class Sessions:
             start.node,
             self._own_address,
             start.compatibility,
-            self._epoch(),
+            self._weights.content,
             self._nixl,
         )
         if not self._network.send(session.route, hello):

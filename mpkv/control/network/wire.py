@@ -17,7 +17,7 @@ from mpkv.cluster.settings import Integrity
 from mpkv.errors import WireRefused
 from mpkv.messages import Compatibility, KeyGroup
 
-PROTOCOL = b"mpkv/2"
+PROTOCOL = b"mpkv/3"
 
 MAX_KEYS = 131_072
 MAX_GROUPS = 64
@@ -38,13 +38,15 @@ Detail = Annotated[str, msgspec.Meta(max_length=MAX_DETAIL)]
 Instance = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_TEXT, pattern=r"^[ -~]+\Z")]
 Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Packed = Annotated[bytes, msgspec.Meta(max_length=MAX_KEYS * 8)]
+# What the weights are, as the ledger has it; empty while its sender does not know.
+Content = Annotated[bytes, msgspec.Meta(max_length=16)]
 
 
 class Denial(enum.StrEnum):
     """Why a source does not look an ask up at all."""
 
     UNKNOWN_SESSION = "unknown_session"
-    EPOCH = "epoch"
+    CONTENT = "content"
     TARGET_DOWN = "target_down"
     QUOTA = "quota"
     MALFORMED = "malformed"
@@ -55,6 +57,7 @@ class Loss(enum.StrEnum):
 
     EXPIRED = "expired"
     EPOCH = "epoch"
+    CONTENT = "content"
     TARGET_DOWN = "target_down"
     PINS_LOST = "pins_lost"
     UNCHECKED = "unchecked"
@@ -72,20 +75,20 @@ class Hello(msgspec.Struct, tag="hello", array_like=True, frozen=True, forbid_un
     node: Text
     address: Text
     compatibility: Compatibility
-    epoch: Number
+    content: Content
     nixl: Text = ""
 
 
 class Ask(msgspec.Struct, tag="ask", array_like=True, frozen=True, forbid_unknown_fields=True):
-    """Pin what `to` holds of `groups`, at most `limit` blocks, for `lease_ms`; have checksums
-    ready for the Confirm, of the blocks that `integrity` says."""
+    """Pin what `to` holds of `groups`, at most `limit` blocks, for `lease_ms`, if its `content`
+    is the asker's; have checksums ready for the Confirm, of the blocks that `integrity` says."""
 
     to: Instance
     ask: Number
     groups: Annotated[tuple[KeyGroup, ...], msgspec.Meta(min_length=1, max_length=MAX_GROUPS)]
     limit: Number
     lease_ms: Number
-    epoch: Number
+    content: Content
     integrity: Integrity = Integrity.OFF
 
 
@@ -97,7 +100,7 @@ class Confirm(
     to: Instance
     ask: Number
     lease: Number
-    epoch: Number
+    content: Content
 
 
 class Release(
@@ -140,7 +143,7 @@ class Welcome(
     base: Annotated[int, msgspec.Meta(ge=0)]
     blocks: Annotated[int, msgspec.Meta(gt=0, lt=1 << 31)]
     block_bytes: Annotated[int, msgspec.Meta(gt=0, lt=1 << 40)]
-    epoch: Number
+    content: Content
 
 
 class Refuse(
@@ -172,7 +175,7 @@ class Grant(msgspec.Struct, tag="grant", array_like=True, frozen=True, forbid_un
     lease: Number
     runs: Packed
     blocks: Packed
-    epoch: Number
+    content: Content
 
 
 class Denied(
@@ -272,6 +275,11 @@ def check_groups(groups: tuple[KeyGroup, ...], key_size: int) -> int:
 def printable(text: str) -> str:
     """What a peer wrote, fit for one line of a log."""
     return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def show_content(content: bytes) -> str:
+    """For logs: enough of it to tell two apart."""
+    return content[:6].hex() or "not known yet"
 
 
 def _check_texts(compatibility: Compatibility) -> None:

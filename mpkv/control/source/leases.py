@@ -28,6 +28,8 @@ class Pins(Protocol):
     def blocks(self) -> int: ...
     @property
     def epoch(self) -> int: ...
+    @property
+    def content(self) -> bytes: ...
     def unpin_many(self, slots: bytes) -> int: ...
 
 
@@ -38,6 +40,7 @@ class Lease:
     ask: int
     slots: bytes
     epoch: int
+    content: bytes
     expires: float
 
 
@@ -90,12 +93,19 @@ class Leases:
         return ask in self._by_peer.get(peer, ())
 
     def open(
-        self, peer: str, ask: int, slots: bytes, epoch: int, lease_ms: int, now: float
+        self,
+        peer: str,
+        ask: int,
+        slots: bytes,
+        epoch: int,
+        content: bytes,
+        lease_ms: int,
+        now: float,
     ) -> Lease:
-        """Take over pins that the caller has just made."""
+        """Take over pins that the caller has just made; `epoch` and `content` are of before."""
         self._numbers += 1
         expires = now + min(lease_ms, MAX_LEASE_MS) / 1000
-        lease = Lease(self._numbers, peer, ask, slots, epoch, expires)
+        lease = Lease(self._numbers, peer, ask, slots, epoch, content, expires)
         self._leases[lease.number] = lease
         self._by_peer.setdefault(peer, {})[ask] = lease
         pins = len(slots) // SLOT
@@ -104,8 +114,9 @@ class Leases:
         heapq.heappush(self._expiries, (expires, lease.number))
         return lease
 
-    def confirm(self, peer: str, ask: int, number: int, epoch: int, now: float) -> Loss | None:
-        """End the lease; None if its blocks have not changed since the grant."""
+    def confirm(self, peer: str, ask: int, number: int, content: bytes, now: float) -> Loss | None:
+        """End the lease; None if neither its blocks nor the weights have changed since the
+        grant."""
         lease = self._leases.get(number)
         if lease is None or lease.peer != peer or lease.ask != ask:
             return self._lost.get(number, Loss.UNKNOWN)
@@ -114,8 +125,10 @@ class Leases:
             return Loss.PINS_LOST
         if now >= lease.expires:
             return Loss.EXPIRED
-        if not lease.epoch == epoch == self._ledger.epoch:
+        if lease.epoch != self._ledger.epoch:
             return Loss.EPOCH
+        if not lease.content == content == self._ledger.content:
+            return Loss.CONTENT
         if not self._target_alive():
             return Loss.TARGET_DOWN
         return None

@@ -34,6 +34,7 @@ from mpkv.control.network.wire import (
     decode_to_source,
     pack_runs,
     printable,
+    show_content,
 )
 from mpkv.control.say_once import SayOnce
 from mpkv.control.source.grants import PinTable, pin_groups
@@ -158,6 +159,7 @@ class Source:
             self._answer(route, Busy(self._start.instance, "its memory is not registered yet"))
             return
         self._admit(route, hello, now)
+        self._say_if_unequal(hello.node, hello.address, hello.content, now)
         self._answer(
             route,
             Welcome(
@@ -168,9 +170,19 @@ class Source:
                 target.base,
                 self._start.tier.blocks,
                 self._start.tier.block_bytes,
-                self._ledger.epoch,
+                self._ledger.content,
             ),
         )
+
+    def _say_if_unequal(self, node: str, address: str, theirs: bytes, now: float) -> None:
+        ours = self._ledger.content
+        if ours and theirs and theirs != ours:
+            self._say_once(
+                f"{printable(node[:64])} ({printable(address[:64])}) gets nothing from here while "
+                f"its weights are others: its content is {show_content(theirs)}, ours "
+                f"{show_content(ours)}",
+                now,
+            )
 
     def _admit(self, route: bytes, hello: Hello, now: float) -> None:
         self._forget_earlier_lives(route, hello, now)
@@ -282,18 +294,21 @@ class Source:
 
     def _ask(self, peer: Inbound, route: bytes, ask: Ask, now: float) -> None:
         self._counters.add("asks")
-        epoch = self._ledger.epoch
+        # The epoch first: before it changes, the content is not known any more.
+        epoch, content = self._ledger.epoch, self._ledger.content
         if self.leases.asked(peer.instance, ask.ask):
             self._counters.add("dropped_duplicate")
-        elif ask.epoch != epoch:
-            detail = f"content epoch {epoch} there, {ask.epoch} in the pull"
-            self._deny(route, ask, Denial.EPOCH, detail)
+        elif not content or ask.content != content:
+            detail = f"its content is {show_content(content)}, here {show_content(ask.content)}"
+            self._deny(route, ask, Denial.CONTENT, detail)
+            self._say_if_unequal(peer.node, peer.address, ask.content, now)
         elif not self._target_alive():
             self._deny(route, ask, Denial.TARGET_DOWN, "its target process is gone")
         else:
             self._grant(peer, route, ask, epoch, now)
 
     def _grant(self, peer: Inbound, route: bytes, ask: Ask, epoch: int, now: float) -> None:
+        content = ask.content
         if not self._promises.room(ask):
             self._deny(route, ask, Denial.QUOTA, "too many blocks wait to be hashed there")
             return
@@ -304,11 +319,11 @@ class Source:
         slots, runs = pin_groups(self._ledger, ask.groups, min(ask.limit, room))
         if not slots:
             self._counters.add("grants_empty")
-            self._answer(route, Grant(ask.ask, 0, b"", b"", epoch))
+            self._answer(route, Grant(ask.ask, 0, b"", b"", content))
             return
-        lease = self.leases.open(peer.instance, ask.ask, slots, epoch, ask.lease_ms, now)
+        lease = self.leases.open(peer.instance, ask.ask, slots, epoch, content, ask.lease_ms, now)
         blocks = block_ids(slots)
-        grant = Grant(ask.ask, lease.number, pack_runs(runs), blocks, epoch)
+        grant = Grant(ask.ask, lease.number, pack_runs(runs), blocks, content)
         if not self._answer(route, grant):
             self.leases.release(peer.instance, ask.ask)
             return
@@ -329,7 +344,7 @@ class Source:
 
     def _answer_confirm(self, peer: str, route: bytes, confirm: Confirm, now: float) -> None:
         checksums = self._promises.checksums(confirm.lease)
-        loss = self.leases.confirm(peer, confirm.ask, confirm.lease, confirm.epoch, now)
+        loss = self.leases.confirm(peer, confirm.ask, confirm.lease, confirm.content, now)
         if loss is not None:
             self._unconfirmed(route, confirm, loss)
         elif checksums is None:

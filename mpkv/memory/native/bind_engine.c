@@ -196,3 +196,24 @@ PyObject *ledger_set_epoch(PyObject *object, PyObject *argument)
     store_release(&self->ledger.shared->epoch, epoch);
     Py_RETURN_NONE;
 }
+
+PyObject *ledger_set_content(PyObject *object, PyObject *argument)
+{
+    struct ledger_object *self = (struct ledger_object *)object;
+    if (!may_write(self))
+        return NULL;
+    Py_buffer view;
+    if (PyObject_GetBuffer(argument, &view, PyBUF_SIMPLE) != 0)
+        return NULL;
+    uint64_t content[LEDGER_CONTENT_WORDS];
+    bool known = view.len == sizeof content, unknown = view.len == 0;
+    if (known)
+        memcpy(content, view.buf, sizeof content);
+    PyBuffer_Release(&view);
+    if (!known && !unknown) {
+        PyErr_Format(PyExc_ValueError, "Expected %zu bytes of content, or none.", sizeof content);
+        return NULL;
+    }
+    ledger_write_content(&self->ledger, known ? content : NULL);
+    Py_RETURN_NONE;
+}

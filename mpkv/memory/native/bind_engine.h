@@ -11,5 +11,6 @@ PyObject *ledger_drop_ready(PyObject *object, PyObject *unused);
 PyObject *ledger_reclaim(PyObject *object, PyObject *unused);
 PyObject *ledger_zero_control_pins(PyObject *object, PyObject *unused);
 PyObject *ledger_set_epoch(PyObject *object, PyObject *argument);
+PyObject *ledger_set_content(PyObject *object, PyObject *argument);
 
 #endif

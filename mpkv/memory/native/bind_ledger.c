@@ -131,6 +131,17 @@ static PyObject *ledger_get_epoch(PyObject *object, void *unused)
     return PyLong_FromUnsignedLongLong(load_acquire(&self->ledger.shared->epoch)); /* [EPOCH] */
 }
 
+static PyObject *ledger_get_content(PyObject *object, void *unused)
+{
+    (void)unused;
+    struct ledger_object *self = (struct ledger_object *)object;
+    if (!ledger_is_open(self))
+        return NULL;
+    uint64_t content[LEDGER_CONTENT_WORDS];
+    bool known = ledger_read_content(&self->ledger, content);
+    return PyBytes_FromStringAndSize((const char *)content, known ? sizeof content : 0);
+}
+
 static shared_u64 *counter(struct ledger_object *self, unsigned int role, unsigned int position)
 {
     if (!ledger_is_open(self))
@@ -220,7 +231,8 @@ static PyMethodDef methods[] = {
     {"drop_ready", ledger_drop_ready, METH_NOARGS, "Forget every READY block."},
     {"reclaim", ledger_reclaim, METH_NOARGS, "Free what has drained."},
     {"zero_control_pins", ledger_zero_control_pins, METH_NOARGS, "Take back a dead control plane's pins."},
-    {"set_epoch", ledger_set_epoch, METH_O, "Write the content epoch."},
+    {"set_epoch", ledger_set_epoch, METH_O, "Write how often the cache was reset."},
+    {"set_content", ledger_set_content, METH_O, "Write what the weights are."},
     {"counter_add", ledger_counter_add, METH_VARARGS, NULL},
     {"counter_read", ledger_counter_read, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
@@ -231,6 +243,7 @@ static PyGetSetDef attributes[] = {
     {"blocks", ledger_get_blocks, NULL, NULL, NULL},
     {"key_size", ledger_get_key_size, NULL, NULL, NULL},
     {"epoch", ledger_get_epoch, NULL, NULL, NULL},
+    {"content", ledger_get_content, NULL, NULL, NULL},
     {"published", ledger_get_published, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

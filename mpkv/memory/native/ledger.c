@@ -7,6 +7,9 @@ static uint64_t ledger_layout(void)
     const uint64_t numbers[] = {
         sizeof(struct ledger_shared),
         offsetof(struct ledger_shared, epoch),
+        offsetof(struct ledger_shared, content_version),
+        offsetof(struct ledger_shared, content),
+        LEDGER_CONTENT_WORDS,
         offsetof(struct ledger_shared, published),
         offsetof(struct ledger_shared, counters),
         offsetof(struct ledger_shared, entries),
@@ -129,4 +132,31 @@ enum segment_result ledger_open(struct ledger *ledger, int fd, uint64_t counters
         return SEGMENT_OK;
     }
     return segment_close(&ledger->segment) == 0 ? SEGMENT_REFUSED : SEGMENT_ERRNO;
+}
+
+void ledger_write_content(struct ledger *ledger, const uint64_t *content)
+{
+    struct ledger_shared *shared = ledger->shared;
+    /* Only the engine writes it, so what it reads here is what it wrote last. */
+    uint64_t unknown = (load_relaxed(&shared->content_version) + 1) & ~UINT64_C(1);
+    /* Also ordered before the next epoch by [EPOCH]: nobody who sees that finds this content. */
+    store_relaxed(&shared->content_version, unknown);
+    if (content == NULL)
+        return;
+    /* [CONTENT] Else a reader could take a new word for one of the version before. */
+    fence_release();
+    for (uint32_t i = 0; i < LEDGER_CONTENT_WORDS; i++)
+        store_relaxed(&shared->content[i], content[i]);
+    store_release(&shared->content_version, unknown + 1); /* [CONTENT] */
+}
+
+bool ledger_read_content(const struct ledger *ledger, uint64_t *content)
+{
+    const struct ledger_shared *shared = ledger->shared;
+    uint64_t version = load_acquire(&shared->content_version); /* [CONTENT] */
+    for (uint32_t i = 0; i < LEDGER_CONTENT_WORDS; i++)
+        content[i] = load_relaxed(&shared->content[i]);
+    fence_acquire(); /* [CONTENT] */
+    /* One that changes meanwhile is not known: nobody here waits for a writer. */
+    return (version & 1) != 0 && load_relaxed(&shared->content_version) == version;
 }

@@ -1,6 +1,6 @@
 /* The ledger: what an engine and its helpers know together about the blocks of the tier.
  *
- * One segment: header, content epoch, one page of counters per process role, one entry
+ * One segment: header, epoch and content, one page of counters per process role, one entry
  * per block, and the buckets of the key index. The engine alone writes states,
  * generations, keys and the index; pins and visited bytes have more writers.
  */
@@ -19,6 +19,7 @@
 #define LEDGER_KEY_WORDS_MAX (LEDGER_KEY_SIZE_MAX / 8)
 #define LEDGER_ROLES 4
 #define LEDGER_COUNTERS 512 /* per role: one page */
+#define LEDGER_CONTENT_WORDS 2
 
 #define NO_BLOCK UINT32_C(0xffffffff)
 #define NO_SLOT UINT64_C(0xffffffffffffffff)
@@ -51,6 +52,10 @@ struct block_entry {
 struct ledger_shared {
     struct segment_header header;
     alignas(MPKV_LINE) shared_u64 epoch;
+    /* The digest of the weights that the blocks of this epoch are of, good only while
+     * `content_version` is odd: even says that it is not known. Never waited for. */
+    shared_u64 content_version;
+    shared_u64 content[LEDGER_CONTENT_WORDS];
     alignas(MPKV_LINE) shared_u64 published;
     alignas(4096) shared_u64 counters[LEDGER_ROLES][LEDGER_COUNTERS];
     alignas(4096) unsigned char entries[];
@@ -93,6 +98,12 @@ enum segment_result ledger_open(struct ledger *ledger, int fd, uint64_t counters
 /* `base` must hold ledger_bytes(shape) bytes of a valid shape. For the two above and C tests. */
 void ledger_use(struct ledger *ledger, void *base, const struct ledger_shape *shape,
                 enum pin_owner owner);
+
+/* The engine alone; NULL: not known. Killed in the middle, it leaves "not known". */
+void ledger_write_content(struct ledger *ledger, const uint64_t *content);
+
+/* False, and `content` means nothing, if it is not known or changes at this moment. */
+bool ledger_read_content(const struct ledger *ledger, uint64_t *content);
 
 static inline struct block_entry *entry_of(const struct ledger *ledger, uint32_t block)
 {

@@ -56,6 +56,8 @@ static bool add_layout(PyObject *module)
         {"ring.sleeping", offsetof(struct ring_shared, sleeping)},
         {"ring.records", offsetof(struct ring_shared, records)},
         {"ledger.epoch", offsetof(struct ledger_shared, epoch)},
+        {"ledger.content_version", offsetof(struct ledger_shared, content_version)},
+        {"ledger.content", offsetof(struct ledger_shared, content)},
         {"ledger.counters", offsetof(struct ledger_shared, counters)},
         {"ledger.entries", offsetof(struct ledger_shared, entries)},
         {"entry.key", offsetof(struct block_entry, key)},

@@ -79,5 +79,6 @@ class EnginePull:
     wanted: list[bytes]
     slots: bytes
     epoch: int
+    weights: int
     state: str = "open"
     reason: MissReason | None = None

@@ -50,7 +50,7 @@ class Process:
 
 
 def welcome(instance: str) -> Welcome:
-    return Welcome(instance, "node", f"{instance}.target", b"md", 4096, 8, 4096, 0)
+    return Welcome(instance, "node", f"{instance}.target", b"md", 4096, 8, 4096, b"")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from mpkv.control.checksums import checksum
 from mpkv.control.network.wire import Ask, Confirm, Confirmed, Grant, Hello, Welcome, pack_runs
 from mpkv.control.source import promises
 from mpkv.messages import MissReason, Pulled, PullFailed
-from tests.control.common import BLOCK_BYTES, keys, wait_for
+from tests.control.common import BLOCK_BYTES, CONTENT, keys, wait_for
 from tests.control.destination.test_pull_model import CHECKED, KEYS
 from tests.control.destination.world import World
 from tests.control.harness import Plane
@@ -32,11 +32,11 @@ def until_confirm(plane: Plane, raw: RawSource, integrity: Integrity) -> tuple[i
     """Pull from a source played by hand, up to the Confirm."""
     pull = plane.pull(raw.address, WANTED)
     route, _ = raw.receive(Hello)
-    raw.send(route, Welcome("s", "raw", "s.target", b"md", 0, 64, BLOCK_BYTES, 0))
+    raw.send(route, Welcome("s", "raw", "s.target", b"md", 0, 64, BLOCK_BYTES, CONTENT))
     _, asked = raw.receive(Ask)
     assert isinstance(asked, Ask)
     assert asked.integrity is integrity
-    raw.send(route, Grant(asked.ask, 1, pack_runs([(0, 4)]), bytes(16), 0))
+    raw.send(route, Grant(asked.ask, 1, pack_runs([(0, 4)]), bytes(16), CONTENT))
     plane.wait_read()
     _, confirm = raw.receive(Confirm)
     assert isinstance(confirm, Confirm)

@@ -23,7 +23,7 @@ from mpkv.control.network.wire import (
     pack_runs,
 )
 from mpkv.messages import MissReason, Pulled, PullFailed
-from tests.control.common import BLOCK_BYTES, keys, wait_for
+from tests.control.common import BLOCK_BYTES, CONTENT, keys, wait_for
 from tests.control.harness import Plane
 from tests.control.raw import Proxy, RawSource, closing
 
@@ -40,7 +40,7 @@ def failure(plane: Plane, pull: int, limit_s: float = 20.0) -> PullFailed:
 
 
 def welcome(instance: str) -> Welcome:
-    return Welcome(instance, "raw", f"{instance}.target", b"md", 0, 64, BLOCK_BYTES, 0)
+    return Welcome(instance, "raw", f"{instance}.target", b"md", 0, 64, BLOCK_BYTES, CONTENT)
 
 
 # --- silent ------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ def test_a_source_that_never_confirms(start: Start, raw_source: Callable[[], Raw
         _, ask = source.receive(Ask)
         assert isinstance(ask, Ask)
         blocks = bytes(16)
-        source.send(route, Grant(ask.ask, lease, pack_runs([(0, 4)]), blocks, 0))
+        source.send(route, Grant(ask.ask, lease, pack_runs([(0, 4)]), blocks, CONTENT))
         destination.wait_read(lease - 4)
     _, confirm = source.receive(Confirm)
     assert isinstance(confirm, Confirm)

@@ -1,6 +1,7 @@
 """The pull protocol under every fault at every step, and under random ones."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mpkv.cluster.settings import Integrity
+from mpkv.memory import Ledger
 from mpkv.messages import MissReason
 from tests.control.common import keys
 from tests.control.destination.world import World
@@ -52,7 +54,32 @@ FAULTS: dict[str, tuple[Step, ...]] = {
     ),
     "target dies": (World.end_target,),
     "source resets its cache": (World.reset_source_cache, lambda w: w.overwrite(8)),
+    "source resets its cache and stores the same": (
+        World.reset_source_cache,
+        lambda w: w.store(KEYS),
+        World.source_looks_at_its_weights,
+    ),
+    "source gets other weights": (
+        World.renew_source,
+        lambda w: w.store(KEYS),
+        World.source_looks_at_its_weights,
+    ),
+    "source gets other weights and stores before its reset": (
+        World.renew_source_first,
+        lambda w: w.overwrite(12),
+        lambda w: w.store([key for key in KEYS if w.source_ledger.find(key) < 0]),
+    ),
+    "both get other weights": (
+        World.renew_source,
+        World.renew,
+        lambda w: w.store(KEYS),
+        World.source_looks_at_its_weights,
+        World.look_at_weights,
+    ),
     "destination resets its cache": (World.reset_cache,),
+    "destination resets its cache and knows again": (World.reset_cache, World.look_at_weights),
+    "destination gets other weights": (World.renew, World.look_at_weights),
+    "destination may get other weights": (lambda w: w.engine_ledger.set_content(b""),),
     "source overwrites what it may": (lambda w: w.overwrite(10), lambda w: w.overwrite(10)),
     "initiator dies unseen": (lambda w: w.initiator_dies(noticed=False),),
     "initiator dies": (lambda w: w.initiator_dies(noticed=True),),
@@ -153,6 +180,47 @@ def test_a_flip_before_the_bytes_have_landed_is_found(at: int) -> None:
         world.settle()
         assert world.pulls[1].state == "failed"
         assert world.pulls[1].reason is MissReason.CORRUPTED
+    finally:
+        world.close()
+
+
+class Racing:
+    """The source's ledger, whose engine does something between the look at its content and the
+    first pin."""
+
+    def __init__(self, ledger: Ledger, act: Callable[[], object]) -> None:
+        self._ledger = ledger
+        self._act = act
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ledger, name)
+
+    def pin_prefix(self, keys: bytes) -> bytes:
+        self._act()
+        return self._ledger.pin_prefix(keys)
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_other_weights_that_come_while_an_ask_is_answered_are_not_confirmed(reset: bool) -> None:
+    world = World()
+
+    def renew() -> None:
+        if reset:
+            world.renew_source()
+        else:
+            world.renew_source_first()
+        world.store(KEYS)
+        if reset:
+            world.source_looks_at_its_weights()
+
+    try:
+        for _, step in STEPS[:4]:
+            step(world)
+        world.source._ledger = Racing(world.source_view, renew)
+        world.run()
+        world.settle()
+        assert world.pulls[1].state == "failed"
+        assert world.pulls[1].reason is MissReason.LEASE_LOST
     finally:
         world.close()
 
@@ -264,10 +332,20 @@ class PullMachine(RuleBasedStateMachine):
     def source_stores_it_again(self) -> None:
         self.world.store([key for key in KEYS if self.world.source_ledger.find(key) < 0])
 
-    @rule()
-    def both_reset_their_caches(self) -> None:
+    @rule(renewed=st.booleans())
+    def source_resets_its_cache(self, renewed: bool) -> None:
         self.world.reset_source_cache()
+        self.world.source_weights += renewed
+
+    @rule(renewed=st.booleans())
+    def destination_resets_its_cache(self, renewed: bool) -> None:
         self.world.reset_cache()
+        self.world.weights += renewed
+
+    @rule()
+    def both_look_at_their_weights(self) -> None:
+        self.world.source_looks_at_its_weights()
+        self.world.look_at_weights()
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 4.5, 12.0]))
     def time_passes(self, seconds: float) -> None:

@@ -7,8 +7,10 @@ from pathlib import Path
 
 from mpkv.control.destination.quarantine import RECYCLE_SOON_S
 from mpkv.messages import CancelPull, KeyGroup, MissReason, Pulled, PullFailed
-from tests.control.common import keys, u32, wait_for
+from tests.control.common import CONTENT, keys, u32, wait_for
 from tests.control.harness import Plane
+
+OTHER_CONTENT = b"other weights..."
 
 Pair = tuple[Plane, Plane]
 
@@ -330,15 +332,25 @@ def test_a_source_with_other_content_does_not_confirm(pair: Pair) -> None:
     source.store(wanted)
     pull = destination.pull(source.address, wanted)
     read = destination.wait_read()
-    source.ledger.set_epoch(5)
+    source.ledger.set_content(OTHER_CONTENT)
     destination.finish(read)
     answer = failure(destination, pull)
     assert answer.reason is MissReason.LEASE_LOST
-    assert "epoch" in answer.detail
+    assert "content" in answer.detail
     differs = failure(destination, destination.pull(source.address, wanted))
-    assert differs.reason is MissReason.REFUSED
-    assert "epoch 5" in differs.detail
-    destination.ledger.set_epoch(5)
+    assert differs.reason is MissReason.CONTENT
+    assert f"its content is {OTHER_CONTENT[:6].hex()}, here {CONTENT[:6].hex()}" in differs.detail
+    # The source says it as well, once.
+    failure(destination, destination.pull(source.address, wanted))
+    said = f"its content is {CONTENT[:6].hex()}, ours {OTHER_CONTENT[:6].hex()}"
+    assert source.log().count(said) == 1
+    # Nor while one of them does not know.
+    source.ledger.set_content(b"")
+    unknown = failure(destination, destination.pull(source.address, wanted))
+    assert unknown.reason is MissReason.CONTENT
+    assert "its content is not known yet" in unknown.detail
+    source.ledger.set_content(OTHER_CONTENT)
+    destination.ledger.set_content(OTHER_CONTENT)
     destination.automatic()
     assert destination.fetch(source.address, wanted) == [0, 1, 2, 3]
 
@@ -370,6 +382,7 @@ def test_pulls_that_cannot_begin_say_why(pair: Pair) -> None:
         MissReason.NOT_HELD: destination.pull(source.address, [], slots=1),
         MissReason.REFUSED: destination.pull("no port here", wanted),
         MissReason.CACHE_RESET: destination.pull(source.address, wanted, epoch=1),
+        MissReason.CONTENT: destination.pull(source.address, wanted, content=OTHER_CONTENT),
     }
     for reason, pull in reasons.items():
         assert failure(destination, pull).reason is reason

@@ -52,6 +52,10 @@ DESTINATION_BLOCKS = 32
 ADDRESS = "10.0.0.1:7710"
 
 
+def content_of(weights: int) -> bytes:
+    return f"weights {weights}".ljust(16).encode()
+
+
 class World:
     """The destination pulls from the source; both engines are the test's."""
 
@@ -63,6 +67,10 @@ class World:
         self.source_ledger = Ledger.create(SOURCE_BLOCKS, KEY_SIZE)
         self.destination_view = Ledger.attach(self.engine_ledger.fd)
         self.source_view = Ledger.attach(self.source_ledger.fd)
+        # What each engine computes with, and with what its blocks were computed.
+        self.weights = self.source_weights = 0
+        self.engine_ledger.set_content(content_of(0))
+        self.source_ledger.set_content(content_of(0))
         self.source_tier: list[bytes] = [b""] * SOURCE_BLOCKS
         self.tier: list[bytes] = [b""] * DESTINATION_BLOCKS
         self.stored = 0
@@ -182,7 +190,7 @@ class World:
         if allocated is None:
             return
         for block, key in zip(u32(block_ids(allocated[0])), stored, strict=True):
-            self.source_tier[block] = key
+            self.source_tier[block] = key + content_of(self.source_weights)
         self.source_ledger.publish(allocated[0], b"".join(stored), False)
 
     def overwrite(self, count: int) -> None:
@@ -207,8 +215,23 @@ class World:
         self.target_alive = False
 
     def reset_source_cache(self) -> None:
+        """Nobody knows the content until `source_looks_at_its_weights`."""
+        self.source_ledger.set_content(b"")
         self.source_ledger.drop_ready()
         self.source_ledger.set_epoch(self.source_ledger.epoch + 1)
+
+    def renew_source(self) -> None:
+        """Its cache is reset for other weights."""
+        self.reset_source_cache()
+        self.source_weights += 1
+
+    def renew_source_first(self) -> None:
+        """Its weights change while blocks of the old ones are here; the reset comes later."""
+        self.source_ledger.set_content(b"")
+        self.source_weights += 1
+
+    def source_looks_at_its_weights(self) -> None:
+        self.source_ledger.set_content(content_of(self.source_weights))
 
     # --- the destination's engine --------------------------------------------------------------
 
@@ -217,7 +240,8 @@ class World:
         if allocated is None:
             return None
         number = len(self.pulls) + 1
-        self.pulls[number] = EnginePull(wanted, allocated[0], self.engine_ledger.epoch)
+        epoch, content = self.engine_ledger.epoch, self.engine_ledger.content
+        self.pulls[number] = EnginePull(wanted, allocated[0], epoch, self.weights)
         self.destination.from_engine(
             Pull(
                 number,
@@ -225,9 +249,10 @@ class World:
                 ADDRESS,
                 (KeyGroup(b"".join(wanted), 16, 0),),
                 allocated[0],
-                self.engine_ledger.epoch,
+                epoch,
                 self.now,
                 self.now + deadline_s,
+                content=content,
             ),
             self.now,
         )
@@ -237,7 +262,15 @@ class World:
         self.destination.from_engine(CancelPull(number), self.now)
 
     def reset_cache(self) -> None:
+        self.engine_ledger.set_content(b"")
         self.engine_ledger.set_epoch(self.engine_ledger.epoch + 1)
+
+    def renew(self) -> None:
+        self.reset_cache()
+        self.weights += 1
+
+    def look_at_weights(self) -> None:
+        self.engine_ledger.set_content(content_of(self.weights))
 
     def to_engine(self, message: ToEngine) -> None:
         pull = self.pulls[message.pull]
@@ -260,10 +293,12 @@ class World:
         blocks = u32(block_ids(message.slots))
         indexes = u32(message.indexes)
         assert pull.epoch == self.engine_ledger.epoch, "content of before a reset"
+        assert self.engine_ledger.content == content_of(pull.weights), "for other weights"
         assert len(blocks) == len(indexes) > 0
         assert message.slots == pull.slots[: len(message.slots)]
         for index, block in zip(indexes, blocks, strict=True):
-            assert self.tier[block] == pull.wanted[index], "wrong bytes were confirmed"
+            right = pull.wanted[index] + content_of(self.weights)
+            assert self.tier[block] == right, "wrong bytes were confirmed"
 
     def _check_nothing_writes(self, pull: EnginePull) -> None:
         ours = set(u32(block_ids(pull.slots)))
@@ -355,7 +390,11 @@ class World:
             # The supervisor replaces a control plane together with its target.
             self.crash_source()
             self.start_source()
-        self.engine_ledger.set_epoch(self.source_ledger.epoch)
+        if self.weights != self.source_weights:
+            self.reset_source_cache()
+            self.weights = self.source_weights = max(self.weights, self.source_weights)
+        self.source_looks_at_its_weights()
+        self.look_at_weights()
         self.source_checksums.mend()
         self.store([key for key in wanted if self.source_ledger.find(key) < 0])
         self.pass_time(20.0)

@@ -35,7 +35,7 @@ from mpkv.control.network.wire import (
     pack_runs,
 )
 from mpkv.messages import KeyGroup, MissReason, Pulled, PullFailed
-from tests.control.common import BLOCK_BYTES, COMPATIBILITY, KEY_SIZE, keys, u32, wait_for
+from tests.control.common import BLOCK_BYTES, COMPATIBILITY, CONTENT, KEY_SIZE, keys, u32, wait_for
 from tests.control.harness import Plane
 from tests.control.raw import RawPeer, RawSource, open_zmtp
 
@@ -51,9 +51,11 @@ def source(start: Callable[..., Plane]) -> Plane:
     return plane
 
 
-def ask(plane: Plane, number: int, wanted: list[bytes] = WANTED, **fields: int | str) -> Ask:
+def ask(
+    plane: Plane, number: int, wanted: list[bytes] = WANTED, **fields: int | str | bytes
+) -> Ask:
     groups = (KeyGroup(b"".join(wanted), 16, 0),)
-    made = Ask(plane.instance, number, groups, 100, 5000, 0)
+    made = Ask(plane.instance, number, groups, 100, 5000, CONTENT)
     return msgspec.structs.replace(made, **fields)
 
 
@@ -69,7 +71,7 @@ def test_malformed_messages_are_counted_and_the_next_one_is_served(
 ) -> None:
     noise = random.Random(7)
     good = encode(ask(source, 1))
-    hello = encode(Hello("x", "x", "x:1", COMPATIBILITY, 0))
+    hello = encode(Hello("x", "x", "x:1", COMPATIBILITY, CONTENT))
     bodies = [
         b"",
         b"\xc1",
@@ -142,20 +144,20 @@ def test_order_and_repetition(source: Plane, raw_peer: Peers) -> None:
     assert (stale.reason, stale.instance) == (Denial.UNKNOWN_SESSION, source.instance)
     assert isinstance(peer.ask(Ping(source.instance, 9)), Pong)
     # Of another content.
-    other = peer.ask(ask(source, 3, epoch=4))
+    other = peer.ask(ask(source, 3, content=bytes(16)))
     assert isinstance(other, Denied)
-    assert other.reason is Denial.EPOCH
+    assert other.reason is Denial.CONTENT
     grant = peer.ask(ask(source, 4))
     assert isinstance(grant, Grant)
     assert u32(grant.blocks) == [source.ledger.find(key) for key in WANTED]
     assert u32(grant.runs) == [0, 4]
     # The same ask again pins nothing more and is not answered.
     peer.send(ask(source, 4))
-    wrong = peer.ask(Confirm(source.instance, 4, grant.lease + 1, 0))
+    wrong = peer.ask(Confirm(source.instance, 4, grant.lease + 1, CONTENT))
     assert wrong == NotConfirmed(4, grant.lease + 1, Loss.UNKNOWN)
     assert source.pins() == 4
     assert source.count("dropped_duplicate") == 1
-    confirm = Confirm(source.instance, 4, grant.lease, 0)
+    confirm = Confirm(source.instance, 4, grant.lease, CONTENT)
     assert peer.ask(confirm) == Confirmed(4, grant.lease)
     assert peer.ask(confirm) == NotConfirmed(4, grant.lease, Loss.UNKNOWN)
     peer.send(Release(source.instance, 4))
@@ -170,10 +172,10 @@ def test_a_peer_cannot_end_the_lease_of_another(source: Plane, raw_peer: Peers) 
     grant = owner.ask(ask(source, 1))
     assert isinstance(grant, Grant)
     thief.send(Release(source.instance, 1))
-    stolen = thief.ask(Confirm(source.instance, 1, grant.lease, 0))
+    stolen = thief.ask(Confirm(source.instance, 1, grant.lease, CONTENT))
     assert isinstance(stolen, NotConfirmed)
     assert source.pins() == 4
-    assert isinstance(owner.ask(Confirm(source.instance, 1, grant.lease, 0)), Confirmed)
+    assert isinstance(owner.ask(Confirm(source.instance, 1, grant.lease, CONTENT)), Confirmed)
 
 
 def test_a_claimed_address_does_not_end_whose_it_is(source: Plane, raw_peer: Peers) -> None:
@@ -184,12 +186,13 @@ def test_a_claimed_address_does_not_end_whose_it_is(source: Plane, raw_peer: Pee
     foreign = msgspec.structs.replace(COMPATIBILITY, model="another")
     for compatibility, instance in ((foreign, "other"), (foreign, "owner"), (COMPATIBILITY, "x")):
         assert isinstance(
-            other.ask(Hello(instance, "raw", "10.0.0.1:1", compatibility, 0)), Refuse | Welcome
+            other.ask(Hello(instance, "raw", "10.0.0.1:1", compatibility, CONTENT)),
+            Refuse | Welcome,
         )
         assert source.pins() == 4
     wait_for(lambda: "both say that they are reached at 10.0.0.1:1" in source.log(), "the clash")
     # A ping of ours may have been on its way; the owner's lease is untouched.
-    owner.send(Confirm(source.instance, 1, grant.lease, 0))
+    owner.send(Confirm(source.instance, 1, grant.lease, CONTENT))
     answer = owner.receive()
     while isinstance(answer, Pong):
         answer = owner.receive()
@@ -224,7 +227,7 @@ def test_what_a_peer_can_pin_is_bounded_in_amount_and_time(source: Plane, raw_pe
     # Nobody confirms; the clock alone frees everything.
     wait_for(lambda: source.pins() == 0, "the leases to end")
     assert source.count("leases_expired") > 0
-    late = peers[0].ask(Confirm(source.instance, 0, 1, 0))
+    late = peers[0].ask(Confirm(source.instance, 0, 1, CONTENT))
     assert late == NotConfirmed(0, 1, Loss.EXPIRED)
 
 
@@ -302,9 +305,9 @@ def test_answers_that_were_not_asked_for_change_nothing(
     plane.wait_ready()
     pull = plane.pull(raw.address, WANTED)
     route, _ = raw.receive(Hello)
-    hello_too_late = Welcome("s", "raw", "s.target", b"md", 0, 64, BLOCK_BYTES, 0)
+    hello_too_late = Welcome("s", "raw", "s.target", b"md", 0, 64, BLOCK_BYTES, CONTENT)
     raw.send(route, Confirmed(1, 1))
-    raw.send(route, Grant(1, 1, pack_runs([(0, 4)]), bytes(16), 0))
+    raw.send(route, Grant(1, 1, pack_runs([(0, 4)]), bytes(16), CONTENT))
     raw.send(route, hello_too_late)
     raw.send(route, hello_too_late)
     _, asked = raw.receive(Ask)
@@ -313,10 +316,10 @@ def test_answers_that_were_not_asked_for_change_nothing(
     for frames in ([b""], [PROTOCOL], [PROTOCOL, b"\xc1"], [b"junk", b"junk"]):
         raw.socket.send_multipart([route, *frames])
     raw.send(route, Confirmed(number, 1))
-    raw.send(route, Grant(number + 1, 1, pack_runs([(0, 4)]), bytes(16), 0))
+    raw.send(route, Grant(number + 1, 1, pack_runs([(0, 4)]), bytes(16), CONTENT))
     raw.send(route, Denied("s", number + 1, Denial.QUOTA, ""))
-    raw.send(route, Grant(number, 3, pack_runs([(0, 2)]), bytes(8), 0))
-    raw.send(route, Grant(number, 4, pack_runs([(0, 4)]), bytes(16), 0))
+    raw.send(route, Grant(number, 3, pack_runs([(0, 2)]), bytes(8), CONTENT))
+    raw.send(route, Grant(number, 4, pack_runs([(0, 4)]), bytes(16), CONTENT))
     plane.wait_read()
     _, confirm = raw.receive(Confirm)
     assert isinstance(confirm, Confirm)
@@ -354,10 +357,10 @@ def test_impossible_grants_are_misses(
     plane.wait_ready()
     pull = plane.pull(raw.address, WANTED)
     route, _ = raw.receive(Hello)
-    raw.send(route, Welcome("s", "raw", "s.target", b"md", 0, 64, BLOCK_BYTES, 0))
+    raw.send(route, Welcome("s", "raw", "s.target", b"md", 0, 64, BLOCK_BYTES, CONTENT))
     _, asked = raw.receive(Ask)
     assert isinstance(asked, Ask)
-    raw.send(route, Grant(asked.ask, 1, pack_runs(runs), bytes(4 * blocks), 0))
+    raw.send(route, Grant(asked.ask, 1, pack_runs(runs), bytes(4 * blocks), CONTENT))
     # What it claims to have pinned is given back.
     _, release = raw.receive(Release)
     assert release == Release("s", asked.ask)

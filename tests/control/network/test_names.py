@@ -22,7 +22,7 @@ from mpkv.control.network.names import (
 from mpkv.control.network.wire import Hello, Refuse, ToSource, Welcome
 from mpkv.control.say_once import LINES_PER_PERIOD, PERIOD_S, REMEMBERED, SayOnce
 from mpkv.memory import Ledger
-from tests.control.common import BLOCK_BYTES, wait_for
+from tests.control.common import BLOCK_BYTES, CONTENT, wait_for
 from tests.control.destination.modelled import start_message
 
 
@@ -141,7 +141,7 @@ def test_a_name_that_hangs_costs_its_own_session_a_handshake(resolver: Resolver)
         start_message("d", "d-1", 8),
         recorder,
         resolver.names,
-        lambda: 0,
+        ledger,
         recorder,
         ledger.counters("control"),
         random.Random(1),
@@ -180,7 +180,7 @@ class Seeker:
             start,
             self.network,
             resolver.names,
-            lambda: 0,
+            self._ledger,
             self.network,
             self._ledger.counters("control"),
             random.Random(1),
@@ -203,7 +203,7 @@ class Seeker:
         return found
 
     def welcomed(self, instance: str) -> None:
-        welcome = Welcome(instance, "n", f"{instance}.t", b"md", 0, 64, BLOCK_BYTES, 0)
+        welcome = Welcome(instance, "n", f"{instance}.t", b"md", 0, 64, BLOCK_BYTES, CONTENT)
         self.sessions.welcome(self.session(), welcome, self.now)
 
     def up(self) -> None:

@@ -7,7 +7,7 @@ import pytest
 from mpkv.control.network.wire import MAX_LEASES, Loss
 from mpkv.control.source.leases import REMEMBERED, Leases
 from mpkv.memory import FILLING, Ledger
-from tests.control.common import KEY_SIZE, keys
+from tests.control.common import CONTENT, KEY_SIZE, keys
 
 BLOCKS = 64
 
@@ -17,6 +17,7 @@ class Desk:
 
     def __init__(self) -> None:
         self.engine = Ledger.create(BLOCKS, KEY_SIZE)
+        self.engine.set_content(CONTENT)
         self.control = Ledger.attach(self.engine.fd)
         self.target_alive = True
         self.keys = keys("a", BLOCKS)
@@ -36,13 +37,19 @@ class Desk:
 
     def open(self, *positions: int, peer: str = "p", ask: int = 1, lease_ms: int = 1000) -> int:
         slots = self.pin(*positions)
-        epoch = self.control.epoch
-        return self.leases.open(peer, ask, slots, epoch, lease_ms, now=0.0).number
+        epoch, content = self.control.epoch, self.control.content
+        return self.leases.open(peer, ask, slots, epoch, content, lease_ms, now=0.0).number
 
     def confirm(
-        self, lease: int, *, peer: str = "p", ask: int = 1, epoch: int = 0, now: float = 0.1
+        self,
+        lease: int,
+        *,
+        peer: str = "p",
+        ask: int = 1,
+        content: bytes = CONTENT,
+        now: float = 0.1,
     ) -> Loss | None:
-        return self.leases.confirm(peer, ask, lease, epoch, now)
+        return self.leases.confirm(peer, ask, lease, content, now)
 
     def pins(self) -> int:
         return self.engine.counts()["control_pins"]
@@ -77,25 +84,34 @@ def test_not_confirmed_after_expiry_seen_or_not(desk: Desk) -> None:
     assert desk.ended == [(unseen, Loss.UNKNOWN), (seen, Loss.EXPIRED)]
 
 
-def test_not_confirmed_for_another_content(desk: Desk) -> None:
-    before, asked, dropped = (desk.open(at, ask=at) for at in (1, 2, 3))
-    assert desk.confirm(asked, ask=2, epoch=7) is Loss.EPOCH
+def test_not_confirmed_after_a_reset(desk: Desk) -> None:
+    before, dropped = (desk.open(at, ask=at) for at in (1, 3))
     desk.engine.set_epoch(1)
     assert desk.confirm(before, ask=1) is Loss.EPOCH
-    # The old content's pins do not wait for their clocks.
+    # The old epoch's pins do not wait for their clocks.
     desk.leases.expire(0.2)
     assert desk.pins() == 0
     assert desk.confirm(dropped, ask=3) is Loss.EPOCH
 
 
-def test_a_lease_of_the_new_content_outlives_the_look_that_finds_it_new(desk: Desk) -> None:
+@pytest.mark.parametrize("later", [b"", b"other weights   ", CONTENT])
+def test_not_confirmed_unless_the_weights_are_known_and_the_same(desk: Desk, later: bytes) -> None:
+    lease, asked = desk.open(1), desk.open(2, ask=2)
+    assert desk.confirm(asked, ask=2, content=b"other weights   ") is Loss.CONTENT
+    desk.engine.set_content(b"")
+    desk.engine.set_content(later)
+    assert desk.confirm(lease) is (None if later == CONTENT else Loss.CONTENT)
+    assert desk.pins() == 0
+
+
+def test_a_lease_of_the_new_epoch_outlives_the_look_that_finds_it_new(desk: Desk) -> None:
     desk.open(0, ask=1)
     desk.engine.set_epoch(1)
     # Granted between the reset and the next look.
     fresh = desk.open(1, ask=2)
     desk.leases.expire(0.2)
     assert desk.pins() == 1
-    assert desk.confirm(fresh, ask=2, epoch=1) is None
+    assert desk.confirm(fresh, ask=2) is None
 
 
 def test_not_confirmed_without_a_target(desk: Desk) -> None:
@@ -146,7 +162,7 @@ def test_quotas(desk: Desk) -> None:
 def test_the_number_of_leases_of_a_peer_is_bounded(desk: Desk) -> None:
     for ask in range(MAX_LEASES):
         assert desk.leases.room("p")
-        desk.leases.open("p", ask, b"", 0, 1000, now=0.0)
+        desk.leases.open("p", ask, b"", 0, CONTENT, 1000, now=0.0)
     assert desk.leases.room("p") == 0
     assert desk.leases.room("q") > 0
 
@@ -154,7 +170,7 @@ def test_the_number_of_leases_of_a_peer_is_bounded(desk: Desk) -> None:
 def test_what_is_remembered_of_lost_leases_is_bounded(desk: Desk) -> None:
     numbers = []
     for ask in range(REMEMBERED + 1):
-        numbers.append(desk.leases.open("p", ask, b"", 0, 1, now=0.0).number)
+        numbers.append(desk.leases.open("p", ask, b"", 0, CONTENT, 1, now=0.0).number)
         desk.leases.expire(1.0)
     assert desk.confirm(numbers[0], ask=0) is Loss.UNKNOWN
     assert desk.confirm(numbers[1], ask=1) is Loss.EXPIRED

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from mpkv.control.network.wire import Ask, Grant, Ping
 from mpkv.control.source.presence import GRACE_S, SILENCE_S
 from mpkv.messages import KeyGroup, MissReason, Pulled, PullFailed
-from tests.control.common import keys, wait_for
+from tests.control.common import CONTENT, keys, wait_for
 from tests.control.harness import Plane
 from tests.control.raw import Proxy, RawPeer
 
@@ -117,7 +117,9 @@ def test_idle_peers_cost_nothing_when_others_end(
     holder = raw_peer(source.address, "holder")
     holder.hello("127.0.0.1:100")
     assert isinstance(
-        holder.ask(Ask(source.instance, 1, (KeyGroup(keys("a", 1)[0], 16, 0),), 1, 60_000, 0)),
+        holder.ask(
+            Ask(source.instance, 1, (KeyGroup(keys("a", 1)[0], 16, 0),), 1, 60_000, CONTENT)
+        ),
         Grant,
     )
     for number in range(5):
