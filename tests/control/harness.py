@@ -91,6 +91,8 @@ class Plane:
         self.records: list[ToEngine] = []
         self.pulls = 0
         self._slots: dict[int, bytes] = {}
+        # Of each pull: its slots that have not come back.
+        self._left: dict[int, bytes] = {}
         self.wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.target_process = Sleeper()
         self.engine_process = Sleeper()
@@ -298,6 +300,7 @@ class Plane:
         epoch: int | None = None,
         content: bytes | None = None,
         started: float | None = None,
+        also: tuple[str, ...] = (),
     ) -> int:
         """Start a pull and return its number."""
         groups = (KeyGroup(b"".join(wanted), 16, 0),) if isinstance(wanted, list) else wanted
@@ -305,7 +308,7 @@ class Plane:
         allocated = self.ledger.allocate(count, LANDING)
         assert allocated is not None
         self.pulls += 1
-        self._slots[self.pulls] = allocated[0]
+        self._slots[self.pulls] = self._left[self.pulls] = allocated[0]
         now = time.monotonic()
         deadline = now + (self.deadline_s if deadline_s is None else deadline_s)
         self.push(
@@ -318,6 +321,7 @@ class Plane:
                 self.ledger.epoch if epoch is None else epoch,
                 now if started is None else started,
                 deadline,
+                also,
                 content=self.ledger.content if content is None else content,
             )
         )
@@ -333,15 +337,28 @@ class Plane:
             self.take_back(message)
 
     def take_back(self, message: ToEngine) -> None:
-        slots = self._slots[message.pull]
-        if not isinstance(message, PullFailed) or not message.slots_held:
-            assert self.ledger.free(slots) == len(slots) // 8, "slots came back twice"
+        left = self._left[message.pull]
+        if isinstance(message, PullFailed) and message.slots_held:
+            return
+        used = len(left)
+        if isinstance(message, Pulled):
+            assert left.startswith(message.slots), "a part names other slots than the next ones"
+            used = len(message.slots) if message.more else used
+        assert self.ledger.free(left[:used]) == used // 8, "slots came back twice"
+        self._left[message.pull] = left[used:]
+
+    def parts(self, pull: int) -> list[Pulled]:
+        """What has come of it so far."""
+        return [r for r in self.records if r.pull == pull and isinstance(r, Pulled)]
 
     def answers(self, pull: int) -> list[Pulled | PullFailed]:
+        """The last record of a pull, if it has come."""
         return [
             record
             for record in self.records
-            if record.pull == pull and not isinstance(record, SlotsReturned)
+            if record.pull == pull
+            and not isinstance(record, SlotsReturned)
+            and not (isinstance(record, Pulled) and record.more)
         ]
 
     def ended(self, pull: int) -> bool:
@@ -377,8 +394,13 @@ class Plane:
 
     def fetch(self, peer: str, wanted: list[bytes]) -> list[int]:
         """Pull and return the indexes that arrived; empty for a miss."""
-        answer = self.answer(self.pull(peer, wanted))
-        return u32(answer.indexes) if isinstance(answer, Pulled) else []
+        pull = self.pull(peer, wanted)
+        self.answer(pull)
+        return self.brought(pull)
+
+    def brought(self, pull: int) -> list[int]:
+        """The indexes that have arrived of a pull, in all of its parts."""
+        return [index for part in self.parts(pull) for index in u32(part.indexes)]
 
     def wait_read_or_end(self, pull: int) -> None:
         """Wait until `pull`, the only one, is being READ or is over."""

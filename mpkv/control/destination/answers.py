@@ -45,16 +45,24 @@ class Answers:
             event,
             pull=pull.wanted.pull,
             request=pull.wanted.request,
-            blocks=len(pull.slots) // SLOT,
+            blocks=len(pull.part.slots) // SLOT,
         )
 
-    def pulled(self, pull: OpenPull, now: float) -> None:
+    def pulled(self, pull: OpenPull, now: float, missing: MissReason | None) -> None:
+        """The last part of `pull` has come; `missing` is why that was not all."""
         self._counters.add("pulls_done")
-        self._counters.add("blocks_pulled", len(pull.slots) // SLOT)
+        self._part(pull, now, more=False, missing=missing)
+
+    def part_pulled(self, pull: OpenPull, now: float) -> None:
+        """A part has come, and others may."""
+        self._part(pull, now, more=True, missing=None)
+
+    def _part(self, pull: OpenPull, now: float, *, more: bool, missing: MissReason | None) -> None:
+        part = pull.part
+        self._counters.add("blocks_pulled", len(part.slots) // SLOT)
         self.traced("confirmed", pull)
-        self._to_engine(
-            Pulled(pull.wanted.pull, pull.indexes, pull.slots, pull.granted_at, pull.read_at, now)
-        )
+        times = (part.granted_at, part.read_at, now)
+        self._to_engine(Pulled(pull.wanted.pull, part.indexes, part.slots, *times, more, missing))
 
     def failed(self, pull: Pull, why: Failure, *, slots_held: bool) -> None:
         self._counters.add(f"missed_{why.reason.value}")

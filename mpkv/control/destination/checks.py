@@ -43,13 +43,13 @@ class Checks:
         keys = b""
         if self.integrity is Integrity.SAMPLED:
             keys = self._keys(pull)
-        pull.job = Job(self.integrity, pull.slots, keys, landed=True, over=self._over)
-        self._by_job[pull.job] = pull
-        self._checksums.submit(pull.job)
+        pull.part.job = Job(self.integrity, pull.part.slots, keys, landed=True, over=self._over)
+        self._by_job[pull.part.job] = pull
+        self._checksums.submit(pull.part.job)
 
     def pending(self, pull: OpenPull) -> bool:
         """Whether the checksums of what landed are still being made."""
-        return pull.job in self._by_job
+        return pull.part.job in self._by_job
 
     def over(self) -> Iterator[OpenPull]:
         """The pulls whose checksums have been made since the last call."""
@@ -60,13 +60,13 @@ class Checks:
 
     def drop(self, pull: OpenPull) -> None:
         """`pull` has ended."""
-        if pull.job is not None:
-            pull.job.dropped = True
-            self._by_job.pop(pull.job, None)
+        if pull.part.job is not None:
+            pull.part.job.dropped = True
+            self._by_job.pop(pull.part.job, None)
 
     def objection(self, pull: OpenPull, now: float) -> Failure | None:
         """Why the bytes do not count although the source has confirmed them; None if they do."""
-        job, sent = pull.job, pull.sent
+        job, sent = pull.part.job, pull.part.sent
         made = b"" if job is None else job.checksums
         if made is None:
             return Failure(MissReason.TRANSFER_FAILED, "what landed could not be hashed")
@@ -79,7 +79,7 @@ class Checks:
         return self._corrupted(pull, job, made, now)
 
     def _corrupted(self, pull: OpenPull, job: Job, made: bytes, now: float) -> Failure:
-        ours, theirs = (memoryview(packed).cast("Q") for packed in (made, pull.sent))
+        ours, theirs = (memoryview(packed).cast("Q") for packed in (made, pull.part.sent))
         wrong = [at for n, at in enumerate(job.positions) if ours[n] != theirs[n]]
         self._counters.add("blocks_corrupted", len(wrong))
         size = self._key_size
@@ -92,4 +92,4 @@ class Checks:
         return Failure(MissReason.CORRUPTED, detail)
 
     def _keys(self, pull: OpenPull) -> bytes:
-        return keys_at(pull.wanted.groups, pull.indexes, self._key_size)
+        return keys_at(pull.wanted.groups, pull.part.indexes, self._key_size)

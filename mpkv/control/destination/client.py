@@ -68,6 +68,7 @@ class Destination:
             deadline_s=start.deadline_s,
             weights=ledger,
             network=network,
+            want=lambda address, now: self.sessions.want(address, now),
             initiators=self.initiators,
             answers=Answers(to_engine, counters, trace),
             checks=Checks(start.integrity, ledger.key_size, checksums, counters),
@@ -88,11 +89,10 @@ class Destination:
             self._counters.add("dropped_duplicate")
             return
         hindrance = self._admission.hindrance(message, now)
-        session = hindrance or self.sessions.want(message.peer, now)
-        if isinstance(session, Failure):
-            self.pulls.reject(message, session)
+        if hindrance is not None:
+            self.pulls.reject(message, hindrance)
         else:
-            self.pulls.start(message, session, now)
+            self.pulls.start(message, now)
 
     def from_peer(self, route: bytes, frames: list[bytes], now: float) -> None:
         """Take one message of a source; never raises for what is in it."""
@@ -123,7 +123,7 @@ class Destination:
             case Denied(reason=Denial.UNKNOWN_SESSION):
                 self.sessions.unknown_session(session, message, now)
             case Denied():
-                self.pulls.denied(session, message)
+                self.pulls.denied(session, message, now)
             case Pong():
                 self.sessions.pong(session, message, now)
             case Welcome():
@@ -168,7 +168,7 @@ class Destination:
         self.pulls.session_up(session, now)
 
     def session_interrupted(self, session: Session, now: float) -> None:
-        self.pulls.session_interrupted(session)
+        self.pulls.session_interrupted(session, now)
 
     def instance_lost(self, session: Session, why: Failure, now: float) -> None:
         self.pulls.instance_lost(session, why)
@@ -176,4 +176,4 @@ class Destination:
             self.initiators.remove(session.instance)
 
     def session_down(self, session: Session, why: Failure, now: float) -> None:
-        self.pulls.session_down(session, why)
+        self.pulls.session_down(session, why, now)

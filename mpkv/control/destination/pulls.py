@@ -8,24 +8,31 @@ A pull waits for its session, for its turn there, for the source's grant, for th
 registration with the initiator, for the READ and for the source's word that the bytes count;
 then, if they are to be checked, for its own checksums of them (CHECKING), begun with the
 Confirm. From every one of these it may fail; from READING its slots stay in quarantine.
+
+What a source gives is one part. If that is not all, the pull begins anew with the rest: at the
+same source if that had only no room, or else at the next one that it may ask.
 """
 
 import heapq
 import logging
+from collections import deque
 
 from mpkv.control.destination.answers import Answers, why_denied
 from mpkv.control.destination.checks import Checks
+from mpkv.control.destination.choice import Want, choose
 from mpkv.control.destination.initiators import Initiators, State
 from mpkv.control.destination.open_pull import (
     LEASE_MARGIN_S,
-    SLOT,
+    UNGRANTED,
     OpenPull,
+    Part,
     Step,
     Weights,
     outdated,
 )
 from mpkv.control.destination.quarantine import Quarantine
-from mpkv.control.destination.session import Failure, Network, Phase, Session
+from mpkv.control.destination.rooms import Rooms
+from mpkv.control.destination.session import NOT_YET, Failure, Network, Phase, Session
 from mpkv.control.destination.turns import Turns
 from mpkv.control.network.wire import (
     MAX_LEASE_MS,
@@ -46,6 +53,8 @@ log = logging.getLogger("mpkv.control")
 
 # Each time its session turns out to be unknown to the peer, a pull may ask once more.
 MAX_ASKS = 3
+# Of one pull: what a source that gives single blocks can make of it.
+MAX_PARTS = 256
 # No pull may wait longer: the source would not keep its lease.
 LONGEST_PULL_S = MAX_LEASE_MS / 1000 - LEASE_MARGIN_S
 
@@ -61,6 +70,7 @@ class Pulls:
         deadline_s: float,
         weights: Weights,
         network: Network,
+        want: Want,
         initiators: Initiators,
         answers: Answers,
         checks: Checks,
@@ -73,12 +83,14 @@ class Pulls:
             log.warning(text, LONGEST_PULL_S, deadline_s)
         self._weights = weights
         self._network = network
+        self._want = want
         self._initiators = initiators
         self._answers = answers
         self._checks = checks
         self._counters = counters
         self._quarantine = Quarantine(blocks)
         self._turns = Turns()
+        self._rooms = Rooms()
         self._open: dict[int, OpenPull] = {}
         self._by_ask: dict[int, OpenPull] = {}
         self._by_read: dict[int, OpenPull] = {}
@@ -103,10 +115,14 @@ class Pulls:
         """Answer a pull that never began."""
         self._answers.failed(pull, why, slots_held=False)
 
-    def start(self, pull: Pull, session: Session, now: float) -> None:
-        keys = sum(len(group.keys) for group in pull.groups) // self._key_size
+    def start(self, pull: Pull, now: float) -> None:
+        sources = deque([pull.peer, *pull.also])
+        session, why = choose(sources, self._want, now)
+        if session is None:
+            self.reject(pull, why or NOT_YET)
+            return
         deadline = min(pull.deadline, pull.started + self._deadline_s)
-        opened = OpenPull(pull, session, deadline, keys, limit=len(pull.slots) // SLOT)
+        opened = OpenPull(pull, session, deadline, self._key_size, sources, why=why)
         self._open[pull.pull] = opened
         heapq.heappush(self._deadlines, (opened.deadline, pull.pull))
         self._answers.started(pull)
@@ -130,12 +146,12 @@ class Pulls:
                 # The first Confirm, or its answer, may have been lost with the connection.
                 self._confirm(pull)
 
-    def session_interrupted(self, session: Session) -> None:
+    def session_interrupted(self, session: Session, now: float) -> None:
         for pull in self._of(session):
-            if pull.step is Step.ASKED and pull.asks >= MAX_ASKS:
+            if pull.step is Step.ASKED and pull.part.asks >= MAX_ASKS:
                 detail = f"{session.label} lost the session {MAX_ASKS} times"
-                self._fail(pull, Failure(MissReason.PEER_DOWN, detail))
-            elif pull.step in (Step.ASKED, Step.QUEUED):
+                self._pass_on(pull, Failure(MissReason.PEER_DOWN, detail), now)
+            elif pull.step in (Step.ASKED, Step.QUEUED, Step.ROOM):
                 self._turns.give_back(pull)
                 pull.step = Step.WAITING
 
@@ -144,10 +160,12 @@ class Pulls:
             if pull.step in (Step.GRANTED, Step.READING, Step.CONFIRMING):
                 self._fail(pull, why)
 
-    def session_down(self, session: Session, why: Failure) -> None:
+    def session_down(self, session: Session, why: Failure, now: float) -> None:
         for pull in self._of(session):
+            if pull.step in UNGRANTED:
+                self._pass_on(pull, why, now)
             # While its blocks are checked a pull needs nobody any more.
-            if pull.step is not Step.CHECKING:
+            elif pull.step is not Step.CHECKING:
                 self._fail(pull, why)
 
     # --- the source's answers --------------------------------------------------------------
@@ -156,46 +174,50 @@ class Pulls:
         pull = self._answered(session, grant.ask, Step.ASKED)
         if pull is None:
             return
+        if not grant.blocks and grant.short:
+            self._wait_for_room(pull, now)
+            return
         if not grant.blocks:
             why = Failure(MissReason.NOT_HELD, f"{session.label} holds none of it")
-            self._fail(pull, why, release=False)
+            self._pass_on(pull, why, now, release=False)
             return
         try:
             if grant.content != pull.wanted.content:
                 raise WireRefused("a grant of another content")
-            pull.indexes = unpack_grant(grant, pull.keys, pull.limit)
+            pull.grant(unpack_grant(grant, pull.keys, pull.limit))
         except WireRefused as error:
             detail = f"{session.label} answered with {error}"
             self._fail(pull, Failure(MissReason.TRANSFER_FAILED, detail))
             return
+        part = pull.part
         pull.step = Step.GRANTED
-        pull.lease, pull.remote = grant.lease, grant.blocks
+        part.lease, part.remote, part.short = grant.lease, grant.blocks, grant.short
         # The turn of the loop may have begun before the pull did.
-        pull.granted_at = max(now, pull.wanted.started)
-        pull.slots = pull.wanted.slots[: 2 * len(pull.indexes)]
+        part.granted_at = max(now, pull.wanted.started)
         self._answers.traced("grant_received", pull)
         self._read_when_registered(pull, now)
 
-    def denied(self, session: Session, denied: Denied) -> None:
+    def denied(self, session: Session, denied: Denied, now: float) -> None:
         pull = self._answered(session, denied.ask, Step.ASKED)
         if pull is None:
             return
-        if denied.reason is Denial.QUOTA and self._turns.wait_for_another(pull):
+        if denied.reason is Denial.QUOTA:
             # It was not looked at, so it counts as never asked.
-            pull.asks -= 1
+            pull.part.asks -= 1
+            self._wait_for_room(pull, now)
         else:
-            self._fail(pull, why_denied(denied, session.label), release=False)
+            self._pass_on(pull, why_denied(denied, session.label), now, release=False)
 
     def confirmed(self, session: Session, confirmed: Confirmed, now: float) -> None:
         pull = self._answered(session, confirmed.ask, Step.CONFIRMING)
         if pull is None:
             return
-        if confirmed.lease != pull.lease:
+        if confirmed.lease != pull.part.lease:
             self._counters.add("dropped_stale")
             return
-        pull.step, pull.sent = Step.CHECKING, confirmed.checksums
+        pull.step, pull.part.sent = Step.CHECKING, confirmed.checksums
         if not self._checks.pending(pull):
-            self._end(pull, now)
+            self._end_part(pull, now)
 
     def not_confirmed(self, session: Session, answer: NotConfirmed) -> None:
         pull = self._answered(session, answer.ask, Step.CONFIRMING)
@@ -216,7 +238,7 @@ class Pulls:
         if pull is None:
             self._quarantine_over(read)
             return
-        pull.step, pull.read_at = Step.CONFIRMING, now
+        pull.step, pull.part.read_at = Step.CONFIRMING, now
         self._answers.traced("read_done", pull)
         self._checks.begin(pull)
         self._confirm(pull)
@@ -257,7 +279,11 @@ class Pulls:
         """Do what time asks for; return when to call again at the latest."""
         for pull in self._checks.over():
             if pull.step is Step.CHECKING:
-                self._end(pull, now)
+                self._end_part(pull, now)
+        for pull in self._rooms.over(now):
+            pull.step = Step.WAITING
+            if pull.session.phase is Phase.UP:
+                self._ask_in_turn(pull, now)
         while self._deadlines:
             deadline, number = self._deadlines[0]
             late = self._open.get(number)
@@ -267,6 +293,8 @@ class Pulls:
                 self._time_out(late)
             heapq.heappop(self._deadlines)
         due = [self._deadlines[0][0]] if self._deadlines else []
+        if (room_due := self._rooms.next_due()) is not None:
+            due.append(room_due)
         if len(self._quarantine) and self._initiators.alive:
             why = self._quarantine.verdict(now, others_read=bool(self._by_read))
             if why is not None:
@@ -289,18 +317,44 @@ class Pulls:
         # The next initiator has nothing to do with what the last one left unfinished.
         if self._initiators.alive and self._quarantine.suspects(pull.session.instance):
             detail = f"an earlier READ from {pull.session.label} has not ended"
-            self._fail(pull, Failure(MissReason.TRANSFER_FAILED, detail))
+            self._pass_on(pull, Failure(MissReason.TRANSFER_FAILED, detail), now)
             return
-        if pull.ask:
+        if pull.part.ask:
             self._release(pull)
-        self._by_ask.pop(pull.ask, None)
+        self._by_ask.pop(pull.part.ask, None)
         self._asks += 1
-        pull.asks += 1
-        pull.ask, pull.step = self._asks, Step.ASKED
-        self._by_ask[pull.ask] = pull
+        pull.part.asks += 1
+        pull.part.ask, pull.step = self._asks, Step.ASKED
+        self._by_ask[pull.part.ask] = pull
         session = pull.session
         if not self._network.send(session.route, pull.as_ask(now, self._checks.integrity)):
-            self._fail(pull, Failure(MissReason.PEER_DOWN, f"cannot send to {session.label}"))
+            why = Failure(MissReason.PEER_DOWN, f"cannot send to {session.label}")
+            self._pass_on(pull, why, now)
+
+    def _wait_for_room(self, pull: OpenPull, now: float) -> None:
+        """What its source has no room for now, it may have room for soon."""
+        if not self._turns.wait_for_another(pull):
+            self._turns.give_back(pull)
+            self._rooms.wait(pull, now)
+
+    def _pass_on(self, pull: OpenPull, why: Failure, now: float, *, release: bool = True) -> None:
+        """Its source gives nothing more: go on with the next one, or end the pull."""
+        pull.note(why)
+        if release and pull.step is Step.ASKED:
+            self._release(pull)
+        self._leave_part(pull)
+        # Nothing that becomes of sessions meanwhile, while one is sought, concerns it.
+        pull.part, pull.step = Part(), Step.CHECKING
+        session, _ = choose(pull.sources, self._want, now)
+        if session is None:
+            self._fail(pull, pull.why or why, release=False)
+        else:
+            self._begin_part(pull, session, now)
+
+    def _begin_part(self, pull: OpenPull, session: Session, now: float) -> None:
+        pull.session, pull.step = session, Step.WAITING
+        if session.phase is Phase.UP:
+            self._ask_in_turn(pull, now)
 
     def _read_when_registered(self, pull: OpenPull, now: float) -> None:
         if self._quarantine.recycles_soon(now):
@@ -316,11 +370,13 @@ class Pulls:
 
     def _read(self, pull: OpenPull) -> None:
         self._reads += 1
-        read = Read(self._reads, pull.session.instance, pull.remote, block_ids(pull.slots))
+        read = Read(
+            self._reads, pull.session.instance, pull.part.remote, block_ids(pull.part.slots)
+        )
         if not self._initiators.read(read):
             self._fail(pull, Failure(MissReason.QUEUE_FULL, "the ring to the initiator is full"))
             return
-        pull.step, pull.read = Step.READING, read.read
+        pull.step, pull.part.read = Step.READING, read.read
         self._by_read[read.read] = pull
         self._counters.add("reads")
         self._answers.traced("read_posted", pull)
@@ -330,18 +386,36 @@ class Pulls:
         if session.phase is not Phase.UP:
             # Interrupted: the Confirm follows when the same instance answers again.
             return
-        confirm = Confirm(session.instance, pull.ask, pull.lease, pull.wanted.content)
+        confirm = Confirm(session.instance, pull.part.ask, pull.part.lease, pull.wanted.content)
         if not self._network.send(session.route, confirm):
             self._fail(pull, Failure(MissReason.PEER_DOWN, f"cannot send to {session.label}"))
 
-    def _end(self, pull: OpenPull, now: float) -> None:
-        """The source has confirmed the bytes of `pull`, and whatever is checked can be."""
+    def _end_part(self, pull: OpenPull, now: float) -> None:
+        """The source has confirmed the bytes of a part, and whatever is checked can be."""
         why = outdated(self._weights, pull.wanted) or self._checks.objection(pull, now)
         if why is not None:
             self._fail(pull, why)
             return
-        self._close(pull)
-        self._answers.pulled(pull, now)
+        session = self._source_of_rest(pull, now)
+        if session is None:
+            missing = pull.missing()
+            self._close(pull)
+            self._answers.pulled(pull, now, missing)
+            return
+        self._answers.part_pulled(pull, now)
+        self._leave_part(pull)
+        pull.end_part()
+        self._begin_part(pull, session, now)
+
+    def _source_of_rest(self, pull: OpenPull, now: float) -> Session | None:
+        """Whom to ask for what `pull` lacks when its part is done; None if that is the end."""
+        if not pull.lacks() or not pull.divisible or pull.parts >= MAX_PARTS:
+            return None
+        if pull.part.short:
+            return pull.session
+        pull.note(Failure(MissReason.NOT_HELD, f"{pull.session.label} holds no more of it"))
+        session, _ = choose(pull.sources, self._want, now)
+        return session
 
     def _time_out(self, pull: OpenPull) -> None:
         waited = pull.deadline - pull.wanted.started
@@ -360,7 +434,7 @@ class Pulls:
             kept = self._quarantine.hold(pull, suspect=suspect, broken_at=broken_at)
             self._counters.add("slots_quarantined", kept)
         # The Confirm ends its lease, unless it waits there for checksums.
-        unanswered = pull.step is Step.CONFIRMING and pull.job is not None
+        unanswered = pull.step is Step.CONFIRMING and pull.part.job is not None
         if release and (unanswered or pull.step in (Step.ASKED, Step.GRANTED, Step.READING)):
             self._release(pull)
         self._close(pull)
@@ -368,18 +442,21 @@ class Pulls:
 
     def _close(self, pull: OpenPull) -> None:
         del self._open[pull.wanted.pull]
+        self._leave_part(pull)
+        pull.step = Step.OVER
+
+    def _leave_part(self, pull: OpenPull) -> None:
         self._turns.give_back(pull)
         self._checks.drop(pull)
-        pull.step = Step.OVER
-        self._by_ask.pop(pull.ask, None)
-        self._by_read.pop(pull.read, None)
+        self._by_ask.pop(pull.part.ask, None)
+        self._by_read.pop(pull.part.read, None)
 
     def _release(self, pull: OpenPull) -> None:
         """Best effort: a lease that hears nothing ends by its clock."""
         session = pull.session
         if session.phase is Phase.UP:
-            self._network.send(session.route, Release(session.instance, pull.ask))
-        elif pull.asked_of:
+            self._network.send(session.route, Release(session.instance, pull.part.ask))
+        elif pull.part.asked_of:
             self._turns.abandon(pull)
 
     def _quarantine_over(self, read: int) -> None:

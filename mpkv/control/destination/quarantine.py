@@ -47,8 +47,8 @@ class Quarantine:
 
     def hold(self, pull: OpenPull, *, suspect: bool, broken_at: float) -> int:
         """`pull` has failed during its READ; how many slots it keeps."""
-        slots = len(pull.slots) // SLOT
-        self._held[pull.read] = Held(
+        slots = len(pull.part.slots) // SLOT
+        self._held[pull.part.read] = Held(
             pull.wanted.pull,
             pull.session.label,
             pull.session.instance,

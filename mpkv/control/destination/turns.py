@@ -35,7 +35,7 @@ class Turns:
         return True
 
     def give_back(self, pull: OpenPull) -> None:
-        instance = pull.asked_of
+        instance = pull.part.asked_of
         if not instance:
             return
         self._return(pull)
@@ -45,7 +45,7 @@ class Turns:
     def wait_for_another(self, pull: OpenPull) -> bool:
         """The peer had no room for `pull`: the next turn that ends at it may make some. False
         if there is none; `pull` keeps its turn then."""
-        instance = pull.asked_of
+        instance = pull.part.asked_of
         if self._taken[instance] <= 1:
             return False
         self._return(pull)
@@ -71,20 +71,22 @@ class Turns:
 
     def abandon(self, pull: OpenPull) -> None:
         """Its source cannot be told now that `pull` is given up."""
-        if pull.asked_of not in self._abandoned and len(self._abandoned) >= MAX_INSTANCES:
+        if pull.part.asked_of not in self._abandoned and len(self._abandoned) >= MAX_INSTANCES:
             del self._abandoned[next(iter(self._abandoned))]
-        self._abandoned.setdefault(pull.asked_of, deque(maxlen=MAX_LEASES)).append(pull.ask)
+        self._abandoned.setdefault(pull.part.asked_of, deque(maxlen=MAX_LEASES)).append(
+            pull.part.ask
+        )
 
     def abandoned(self, instance: str) -> Iterable[int]:
         """The asks that `instance` is still to be told of; it is told now."""
         return self._abandoned.pop(instance, ())
 
     def _give(self, pull: OpenPull, instance: str) -> None:
-        pull.asked_of = instance
+        pull.part.asked_of = instance
         self._taken[instance] += 1
 
     def _return(self, pull: OpenPull) -> None:
-        self._taken[pull.asked_of] -= 1
-        if not self._taken[pull.asked_of]:
-            del self._taken[pull.asked_of]
-        pull.asked_of = ""
+        self._taken[pull.part.asked_of] -= 1
+        if not self._taken[pull.part.asked_of]:
+            del self._taken[pull.part.asked_of]
+        pull.part.asked_of = ""

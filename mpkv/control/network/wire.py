@@ -168,7 +168,8 @@ class Grant(msgspec.Struct, tag="grant", array_like=True, frozen=True, forbid_un
     """Blocks for the keys at `runs`, pinned under `lease`; nothing held: both empty.
 
     `runs` are pairs of unsigned 32-bit (first index, count); `blocks` one unsigned
-    32-bit block id per key in them, in order.
+    32-bit block id per key in them, in order. `short`: the source holds more of what was
+    asked for and has no room for it now.
     """
 
     ask: Number
@@ -176,6 +177,7 @@ class Grant(msgspec.Struct, tag="grant", array_like=True, frozen=True, forbid_un
     runs: Packed
     blocks: Packed
     content: Content
+    short: bool = False
 
 
 class Denied(

@@ -33,13 +33,24 @@ class PinTable(Protocol):
 
 
 class Granted(NamedTuple):
-    """`runs` are (first index, count) over the keys of all groups, `slots` their pins."""
+    """`runs` are (first index, count) over the keys of all groups, `slots` their pins; `end` is
+    the token up to which they reach."""
 
     slots: bytes
     runs: list[tuple[int, int]]
+    end: int
 
 
-NOTHING = Granted(b"", [])
+def holds_more(ledger: PinTable, groups: tuple[KeyGroup, ...], end: int) -> bool:
+    """Whether the first keys from the token `end` on are held, for all groups; they have no
+    windows."""
+    size = ledger.key_size
+    firsts = [-(-end // group.tokens_per_key) * size for group in groups]
+    following = [
+        group.keys[first : first + size] for group, first in zip(groups, firsts, strict=True)
+    ]
+    held = [bool(key) and ledger.contains_many(key) == b"\x01" for key in following]
+    return bool(held) and all(held)
 
 
 def pin_groups(ledger: PinTable, groups: tuple[KeyGroup, ...], limit: int) -> Granted:
@@ -64,7 +75,9 @@ def pin_groups(ledger: PinTable, groups: tuple[KeyGroup, ...], limit: int) -> Gr
         part.keep_until(end)
     parts = [part for part in parts if part.slots]
     return Granted(
-        b"".join(part.slots for part in parts), [run for part in parts for run in part.runs()]
+        b"".join(part.slots for part in parts),
+        [run for part in parts for run in part.runs()],
+        end,
     )
 
 

@@ -14,9 +14,10 @@ from mpkv.control.network.wire import MAX_LEASE_MS, MAX_LEASES, Loss
 from mpkv.memory import Counters
 
 SLOT = 8
-# All peers together keep control pins under half of the tier, one of them under a quarter.
-SHARE_OF_ALL = 2
-SHARE_OF_PEER = 4
+# Of the tier, what peers together leave for the engine's own stores; and what those that have
+# something leave besides for one that has nothing yet.
+SHARE_OF_STORES = 8
+SHARE_OF_NEWCOMERS = 8
 # How many ended leases keep the reason of their end.
 REMEMBERED = 1024
 
@@ -72,13 +73,21 @@ class Leases:
         return len(self._leases)
 
     def room(self, peer: str) -> int:
-        """How many more pins `peer` may have; 0 also when it has too many leases."""
+        """How many more pins `peer` may have; 0 also when it has too many leases.
+
+        Alone it may have all but what is left for stores and for a newcomer. Peers that have
+        leases share alike; who has more than a share keeps it until its leases end.
+        """
         if len(self._by_peer.get(peer, ())) >= MAX_LEASES:
             return 0
-        # A tier too small to halve still serves one block.
-        all_left = max(self._ledger.blocks // SHARE_OF_ALL, 1) - self._pins
-        peer_share = max(self._ledger.blocks // SHARE_OF_PEER, 1)
-        return max(0, min(all_left, peer_share - self._pins_by_peer.get(peer, 0)))
+        blocks, held = self._ledger.blocks, self._pins_by_peer.get(peer, 0)
+        usable = blocks - blocks // SHARE_OF_STORES
+        others = len(self._by_peer) - (peer in self._by_peer)
+        if others and not held:
+            return max(0, min(usable // (others + 1), usable - self._pins))
+        usable -= blocks // SHARE_OF_NEWCOMERS
+        share = usable // (others + 1)
+        return max(0, min(share - held, usable - self._pins))
 
     def holders(self) -> list[str]:
         """The peers that have leases."""

@@ -37,7 +37,7 @@ from mpkv.control.network.wire import (
     show_content,
 )
 from mpkv.control.say_once import SayOnce
-from mpkv.control.source.grants import PinTable, pin_groups
+from mpkv.control.source.grants import PinTable, holds_more, pin_groups
 from mpkv.control.source.leases import Lease, Leases, Pins
 from mpkv.control.source.presence import Inbound, Presence
 from mpkv.control.source.promises import Promises
@@ -316,14 +316,19 @@ class Source:
         if not room:
             self._deny(route, ask, Denial.QUOTA, "it holds as much as it may for this engine")
             return
-        slots, runs = pin_groups(self._ledger, ask.groups, min(ask.limit, room))
+        slots, runs, end = pin_groups(self._ledger, ask.groups, min(ask.limit, room))
+        short = (
+            room < ask.limit
+            and not any(group.window for group in ask.groups)
+            and holds_more(self._ledger, ask.groups, end)
+        )
         if not slots:
             self._counters.add("grants_empty")
-            self._answer(route, Grant(ask.ask, 0, b"", b"", content))
+            self._answer(route, Grant(ask.ask, 0, b"", b"", content, short))
             return
         lease = self.leases.open(peer.instance, ask.ask, slots, epoch, content, ask.lease_ms, now)
         blocks = block_ids(slots)
-        grant = Grant(ask.ask, lease.number, pack_runs(runs), blocks, content)
+        grant = Grant(ask.ask, lease.number, pack_runs(runs), blocks, content, short)
         if not self._answer(route, grant):
             self.leases.release(peer.instance, ask.ask)
             return

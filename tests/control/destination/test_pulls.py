@@ -72,22 +72,6 @@ def test_fewer_slots_than_keys_get_fewer_blocks(pair: Pair) -> None:
     assert u32(answer.indexes) == [0, 1, 2, 3]
 
 
-def test_the_quota_of_a_peer_cuts_a_grant_short(pair: Pair) -> None:
-    source, destination = pair
-    destination.manual()
-    wanted = keys("a", 100)
-    source.store(wanted)
-    first = destination.pull(source.address, wanted)
-    assert len(destination.wait_read().remote) // 4 == source.ledger.blocks // 4
-    # While an earlier pull holds what its peer may have, the next one waits for it.
-    second = destination.pull(source.address, wanted[:5])
-    wait_for(lambda: source.count("denied_quota") == 1, "the denial")
-    destination.finish_reads()
-    assert isinstance(destination.answer(first), Pulled)
-    destination.finish(destination.wait_read(2))
-    assert isinstance(destination.answer(second), Pulled)
-
-
 def test_more_pulls_at_once_than_a_source_grants_leases_all_end_well(
     start: Callable[..., Plane],
 ) -> None:
@@ -99,21 +83,6 @@ def test_more_pulls_at_once_than_a_source_grants_leases_all_end_well(
     pulls = [destination.pull(source.address, [key]) for key in wanted]
     assert all(isinstance(destination.answer(pull), Pulled) for pull in pulls)
     assert source.count("denied_quota") == 0
-
-
-def test_a_pull_that_waits_for_its_turn_keeps_its_deadline(pair: Pair) -> None:
-    source, destination = pair
-    destination.manual()
-    wanted = keys("a", 100)
-    source.store(wanted)
-    first = destination.pull(source.address, wanted)
-    destination.wait_read()
-    second = destination.pull(source.address, wanted[:5], deadline_s=0.5)
-    late = failure(destination, second)
-    assert late.reason is MissReason.TIMED_OUT
-    assert "earlier pulls" in late.detail
-    destination.finish_reads()
-    assert isinstance(destination.answer(first), Pulled)
 
 
 def test_overlapping_pulls_end_out_of_order_each_with_its_own(pair: Pair) -> None:

@@ -147,16 +147,21 @@ def test_a_peer_that_is_gone_keeps_nothing(desk: Desk) -> None:
     assert desk.confirm(kept, peer="q") is None
 
 
-def test_quotas(desk: Desk) -> None:
-    assert desk.leases.room("p") == BLOCKS // 4
-    desk.open(*range(12), peer="p", ask=1)
-    assert desk.leases.room("p") == 4
-    desk.open(*range(12, 28), peer="q")
-    # All peers together: half of the tier.
-    assert desk.leases.room("p") == 4
-    assert desk.leases.room("r") == 4
+def test_a_peer_alone_may_have_all_but_what_is_left_for_stores_and_a_newcomer(desk: Desk) -> None:
+    assert desk.leases.room("p") == BLOCKS * 6 // 8
+    desk.open(*range(BLOCKS * 6 // 8), peer="p", ask=1)
+    assert desk.leases.room("p") == 0
+    # Whoever has nothing yet finds something.
+    assert desk.leases.room("q") == BLOCKS // 8
     desk.leases.release("p", 1)
-    assert desk.leases.room("p") == BLOCKS // 4
+    assert desk.leases.room("p") == BLOCKS * 6 // 8
+
+
+def test_peers_share_alike(desk: Desk) -> None:
+    desk.open(0, peer="p")
+    desk.open(1, peer="q")
+    assert desk.leases.room("p") == BLOCKS * 6 // 8 // 2 - 1
+    assert desk.leases.room("r") == BLOCKS * 7 // 8 // 3
 
 
 def test_the_number_of_leases_of_a_peer_is_bounded(desk: Desk) -> None:
