@@ -75,7 +75,7 @@ class Health:
 
     def _look_at_initiator(self, now: float) -> None:
         initiators, pulls = self._destination.initiators, self._destination.pulls
-        if initiators.adding or len(pulls) or pulls.quarantined:
+        if initiators.adding or len(pulls) or pulls.reads.quarantined:
             return
         if self._initiator is not None and initiators.alive and self._initiator.look(now):
             initiators.hangs(self._initiator.verdict(), now)

@@ -137,9 +137,9 @@ class Destination:
         match message:
             case ReadDone():
                 self.initiators.read_done(now)
-                self.pulls.read_done(message.read, now)
+                self.pulls.reads.done(message.read, now)
             case ReadFailed():
-                self.pulls.read_failed(message.read, message.detail, message.posted, now)
+                self.pulls.reads.failed(message.read, message.detail, message.posted, now)
             case InitiatorReady():
                 log.info("the initiator %s is ready", message.agent)
                 self._counters.add("initiators_ready")
@@ -154,7 +154,7 @@ class Destination:
     def initiator_up(self, process: Process, now: float) -> None:
         """A new initiator has come, so every earlier one has been reaped."""
         self.initiators.adopt(process, now)
-        self.pulls.initiator_reaped()
+        self.pulls.reads.initiator_reaped()
 
     def tick(self, now: float) -> float:
         """Do what time asks for; return when to call again at the latest."""

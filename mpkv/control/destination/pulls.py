@@ -20,7 +20,7 @@ from collections import deque
 from mpkv.control.destination.answers import Answers, why_denied
 from mpkv.control.destination.checks import Checks
 from mpkv.control.destination.choice import Want, choose
-from mpkv.control.destination.initiators import Initiators, State
+from mpkv.control.destination.initiators import Initiators
 from mpkv.control.destination.open_pull import (
     LEASE_MARGIN_S,
     UNGRANTED,
@@ -30,7 +30,7 @@ from mpkv.control.destination.open_pull import (
     Weights,
     outdated,
 )
-from mpkv.control.destination.quarantine import Quarantine
+from mpkv.control.destination.reads import Reads
 from mpkv.control.destination.rooms import Rooms
 from mpkv.control.destination.session import NOT_YET, Failure, Network, Phase, Session
 from mpkv.control.destination.turns import Turns
@@ -46,8 +46,8 @@ from mpkv.control.network.wire import (
     unpack_grant,
 )
 from mpkv.errors import WireRefused
-from mpkv.memory import Counters, block_ids
-from mpkv.messages import MissReason, Pull, Read
+from mpkv.memory import Counters
+from mpkv.messages import MissReason, Pull
 
 log = logging.getLogger("mpkv.control")
 
@@ -84,27 +84,19 @@ class Pulls:
         self._weights = weights
         self._network = network
         self._want = want
-        self._initiators = initiators
         self._answers = answers
         self._checks = checks
         self._counters = counters
-        self._quarantine = Quarantine(blocks)
+        self.reads = Reads(blocks, initiators, answers, counters, self)
         self._turns = Turns()
         self._rooms = Rooms()
         self._open: dict[int, OpenPull] = {}
         self._by_ask: dict[int, OpenPull] = {}
-        self._by_read: dict[int, OpenPull] = {}
         self._deadlines: list[tuple[float, int]] = []
         self._asks = 0
-        self._reads = 0
 
     def __len__(self) -> int:
         return len(self._open)
-
-    @property
-    def quarantined(self) -> int:
-        """How many READs of failed pulls have not ended."""
-        return len(self._quarantine)
 
     # --- the engine ----------------------------------------------------------------------
 
@@ -132,7 +124,7 @@ class Pulls:
     def cancel(self, number: int) -> None:
         pull = self._open.get(number)
         if pull is not None:
-            self._fail(pull, Failure(MissReason.ABORTED, "the request was cancelled"))
+            self.fail(pull, Failure(MissReason.ABORTED, "the request was cancelled"))
 
     # --- sessions ------------------------------------------------------------------------
 
@@ -158,7 +150,7 @@ class Pulls:
     def instance_lost(self, session: Session, why: Failure) -> None:
         for pull in self._of(session):
             if pull.step in (Step.GRANTED, Step.READING, Step.CONFIRMING):
-                self._fail(pull, why)
+                self.fail(pull, why)
 
     def session_down(self, session: Session, why: Failure, now: float) -> None:
         for pull in self._of(session):
@@ -166,7 +158,7 @@ class Pulls:
                 self._pass_on(pull, why, now)
             # While its blocks are checked a pull needs nobody any more.
             elif pull.step is not Step.CHECKING:
-                self._fail(pull, why)
+                self.fail(pull, why)
 
     # --- the source's answers --------------------------------------------------------------
 
@@ -187,7 +179,7 @@ class Pulls:
             pull.grant(unpack_grant(grant, pull.keys, pull.limit))
         except WireRefused as error:
             detail = f"{session.label} answered with {error}"
-            self._fail(pull, Failure(MissReason.TRANSFER_FAILED, detail))
+            self.fail(pull, Failure(MissReason.TRANSFER_FAILED, detail))
             return
         part = pull.part
         pull.step = Step.GRANTED
@@ -195,7 +187,7 @@ class Pulls:
         # The turn of the loop may have begun before the pull did.
         part.granted_at = max(now, pull.wanted.started)
         self._answers.traced("grant_received", pull)
-        self._read_when_registered(pull, now)
+        self.reads.begin(pull, now)
 
     def denied(self, session: Session, denied: Denied, now: float) -> None:
         pull = self._answered(session, denied.ask, Step.ASKED)
@@ -223,55 +215,23 @@ class Pulls:
         pull = self._answered(session, answer.ask, Step.CONFIRMING)
         if pull is not None:
             detail = f"{session.label} does not confirm the bytes: {answer.reason.value}"
-            self._fail(pull, Failure(MissReason.LEASE_LOST, detail), release=False)
+            self.fail(pull, Failure(MissReason.LEASE_LOST, detail), release=False)
 
-    # --- the initiator -----------------------------------------------------------------------
+    # --- READs -------------------------------------------------------------------------------
 
     def registration_changed(self, instance: str, now: float) -> None:
         """The peer has been added to the initiator, or could not be."""
-        for pull in list(self._open.values()):
-            if pull.step is Step.GRANTED and pull.session.instance == instance:
-                self._read_when_registered(pull, now)
+        self.reads.registration_changed(list(self._open.values()), instance, now)
 
-    def read_done(self, read: int, now: float) -> None:
-        pull = self._by_read.pop(read, None)
-        if pull is None:
-            self._quarantine_over(read)
-            return
+    def initiator_gone(self, now: float) -> None:
+        """It is dead or dying, but not yet known to be reaped."""
+        self.reads.initiator_gone(list(self._open.values()), now)
+
+    def landed(self, pull: OpenPull, now: float) -> None:
         pull.step, pull.part.read_at = Step.CONFIRMING, now
         self._answers.traced("read_done", pull)
         self._checks.begin(pull)
         self._confirm(pull)
-
-    def read_failed(self, read: int, detail: str, posted: bool, now: float) -> None:
-        pull = self._by_read.get(read)
-        if pull is not None:
-            why = Failure(
-                MissReason.TRANSFER_FAILED, f"the READ from {pull.session.label} failed: {detail}"
-            )
-            if not posted:
-                del self._by_read[read]
-                pull.step = Step.GRANTED
-            self._fail(pull, why, broken_at=now)
-        elif posted:
-            self._quarantine.broken(read, now)
-        else:
-            self._quarantine_over(read)
-
-    def initiator_gone(self, now: float) -> None:
-        """It is dead or dying, but not yet known to be reaped."""
-        why = Failure(MissReason.HELPERS_DOWN, "the initiator died during the READ")
-        for pull in list(self._by_read.values()):
-            self._fail(pull, why)
-        for pull in list(self._open.values()):
-            if pull.step is Step.GRANTED:
-                # Its peer may be the one that the initiator died of.
-                self._read_when_registered(pull, now)
-
-    def initiator_reaped(self) -> None:
-        """No READ of any initiator before the one that just came can write any more."""
-        for number in self._quarantine.all_over():
-            self._answers.returned(number)
 
     # --- time --------------------------------------------------------------------------------
 
@@ -295,12 +255,8 @@ class Pulls:
         due = [self._deadlines[0][0]] if self._deadlines else []
         if (room_due := self._rooms.next_due()) is not None:
             due.append(room_due)
-        if len(self._quarantine) and self._initiators.alive:
-            why = self._quarantine.verdict(now, others_read=bool(self._by_read))
-            if why is not None:
-                self._initiators.kill(why, now)
-            else:
-                due.append(self._quarantine.next_due())
+        if (reads_due := self.reads.tick(now)) is not None:
+            due.append(reads_due)
         # An ask that cannot be sent gives its turn to the next at once.
         while in_turn := self._turns.next():
             for pull in in_turn:
@@ -314,8 +270,7 @@ class Pulls:
             self._ask(pull, now)
 
     def _ask(self, pull: OpenPull, now: float) -> None:
-        # The next initiator has nothing to do with what the last one left unfinished.
-        if self._initiators.alive and self._quarantine.suspects(pull.session.instance):
+        if self.reads.suspects(pull.session.instance):
             detail = f"an earlier READ from {pull.session.label} has not ended"
             self._pass_on(pull, Failure(MissReason.TRANSFER_FAILED, detail), now)
             return
@@ -347,7 +302,7 @@ class Pulls:
         pull.part, pull.step = Part(), Step.CHECKING
         session, _ = choose(pull.sources, self._want, now)
         if session is None:
-            self._fail(pull, pull.why or why, release=False)
+            self.fail(pull, pull.why or why, release=False)
         else:
             self._begin_part(pull, session, now)
 
@@ -356,31 +311,6 @@ class Pulls:
         if session.phase is Phase.UP:
             self._ask_in_turn(pull, now)
 
-    def _read_when_registered(self, pull: OpenPull, now: float) -> None:
-        if self._quarantine.recycles_soon(now):
-            # The next initiator will READ, as soon as it has registered the peer.
-            return
-        registration = self._initiators.registration(pull.session.instance, now)
-        if registration is None or registration.state is State.FAILED:
-            detail = registration.detail if registration else "the peer is gone"
-            why = f"cannot register {pull.session.label} with NIXL: {detail}"
-            self._fail(pull, Failure(MissReason.TRANSFER_FAILED, why))
-        elif registration.state is State.ADDED:
-            self._read(pull)
-
-    def _read(self, pull: OpenPull) -> None:
-        self._reads += 1
-        read = Read(
-            self._reads, pull.session.instance, pull.part.remote, block_ids(pull.part.slots)
-        )
-        if not self._initiators.read(read):
-            self._fail(pull, Failure(MissReason.QUEUE_FULL, "the ring to the initiator is full"))
-            return
-        pull.step, pull.part.read = Step.READING, read.read
-        self._by_read[read.read] = pull
-        self._counters.add("reads")
-        self._answers.traced("read_posted", pull)
-
     def _confirm(self, pull: OpenPull) -> None:
         session = pull.session
         if session.phase is not Phase.UP:
@@ -388,13 +318,13 @@ class Pulls:
             return
         confirm = Confirm(session.instance, pull.part.ask, pull.part.lease, pull.wanted.content)
         if not self._network.send(session.route, confirm):
-            self._fail(pull, Failure(MissReason.PEER_DOWN, f"cannot send to {session.label}"))
+            self.fail(pull, Failure(MissReason.PEER_DOWN, f"cannot send to {session.label}"))
 
     def _end_part(self, pull: OpenPull, now: float) -> None:
         """The source has confirmed the bytes of a part, and whatever is checked can be."""
         why = outdated(self._weights, pull.wanted) or self._checks.objection(pull, now)
         if why is not None:
-            self._fail(pull, why)
+            self.fail(pull, why)
             return
         session = self._source_of_rest(pull, now)
         if session is None:
@@ -422,17 +352,16 @@ class Pulls:
         detail = f"{pull.session.label}: still waiting for {pull.step.value} after {waited:.3g} s"
         # The bytes are here, but nobody says that they are good.
         late = pull.step is Step.CONFIRMING
-        self._fail(pull, Failure(MissReason.LEASE_LOST if late else MissReason.TIMED_OUT, detail))
+        self.fail(pull, Failure(MissReason.LEASE_LOST if late else MissReason.TIMED_OUT, detail))
 
-    def _fail(
+    def fail(
         self, pull: OpenPull, why: Failure, *, release: bool = True, broken_at: float = 0.0
     ) -> None:
         """End `pull`; only a READ that was given to an initiator keeps its slots."""
         held = pull.step is Step.READING
         if held:
             suspect = why.reason is not MissReason.ABORTED
-            kept = self._quarantine.hold(pull, suspect=suspect, broken_at=broken_at)
-            self._counters.add("slots_quarantined", kept)
+            self.reads.leave(pull, suspect=suspect, broken_at=broken_at)
         # The Confirm ends its lease, unless it waits there for checksums.
         unanswered = pull.step is Step.CONFIRMING and pull.part.job is not None
         if release and (unanswered or pull.step in (Step.ASKED, Step.GRANTED, Step.READING)):
@@ -449,7 +378,7 @@ class Pulls:
         self._turns.give_back(pull)
         self._checks.drop(pull)
         self._by_ask.pop(pull.part.ask, None)
-        self._by_read.pop(pull.part.read, None)
+        self.reads.forget(pull)
 
     def _release(self, pull: OpenPull) -> None:
         """Best effort: a lease that hears nothing ends by its clock."""
@@ -458,13 +387,6 @@ class Pulls:
             self._network.send(session.route, Release(session.instance, pull.part.ask))
         elif pull.part.asked_of:
             self._turns.abandon(pull)
-
-    def _quarantine_over(self, read: int) -> None:
-        number = self._quarantine.over(read)
-        if number is None:
-            self._counters.add("dropped_stale")
-        else:
-            self._answers.returned(number)
 
     # --- looking up --------------------------------------------------------------------------
 

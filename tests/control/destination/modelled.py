@@ -82,3 +82,5 @@ class EnginePull:
     weights: int
     state: str = "open"
     reason: MissReason | None = None
+    # The indexes that have come, part by part.
+    brought: list[int] = field(default_factory=list)

@@ -50,6 +50,7 @@ from tests.control.destination.modelled_checksums import ModelChecksums
 SOURCE_BLOCKS = 16
 DESTINATION_BLOCKS = 32
 ADDRESS = "10.0.0.1:7710"
+UNREACHABLE = "10.0.0.9:7710"
 
 
 def content_of(weights: int) -> bytes:
@@ -108,6 +109,8 @@ class World:
     # --- the network, as the destination's sessions see it ---------------------------------
 
     def connect(self, endpoint: str) -> bytes:
+        if endpoint == UNREACHABLE:
+            raise OSError("no route to host")
         assert endpoint == ADDRESS
         self.routes += 1
         self.connections += 1
@@ -198,6 +201,16 @@ class World:
         self.stored += count
         self.store(keys(f"other-{self.stored}", count))
 
+    def others_hold_leases(self) -> None:
+        """Two other peers pull, so that a third part of the source is what one may have."""
+        for number, key in enumerate(keys("shared", 2)):
+            self.store([key])
+            slots = self.source_view.pin_many(key)
+            epoch, content = self.source_view.epoch, self.source_view.content
+            self.source.leases.open(
+                f"other-{number}", 1, slots, epoch, content, 30_000, self.now + self.source_ahead
+            )
+
     def source_hashes(self) -> bool:
         """The source's thread does a job, and the loop hears of it."""
         worked = self.source_up and self.source_checksums.work()
@@ -252,6 +265,7 @@ class World:
                 epoch,
                 self.now,
                 self.now + deadline_s,
+                (UNREACHABLE,),
                 content=content,
             ),
             self.now,
@@ -283,11 +297,19 @@ class World:
             pull.reason = message.reason
         else:
             assert pull.state == "open", f"pull {message.pull} ended twice"
-            pull.state = "pulled"
             self._check_content(pull, message)
+            if message.more:
+                self._take_back(pull, len(message.slots))
+                return
+            pull.state = "pulled"
+            assert (message.missing is None) == (len(pull.brought) == len(pull.wanted))
         if pull.state != "held":
-            self._check_nothing_writes(pull)
-            self.engine_ledger.free(pull.slots)
+            self._take_back(pull, len(pull.slots))
+
+    def _take_back(self, pull: EnginePull, size: int) -> None:
+        back, pull.slots = pull.slots[:size], pull.slots[size:]
+        self._check_nothing_writes(back)
+        self.engine_ledger.free(back)
 
     def _check_content(self, pull: EnginePull, message: Pulled) -> None:
         blocks = u32(block_ids(message.slots))
@@ -296,12 +318,14 @@ class World:
         assert self.engine_ledger.content == content_of(pull.weights), "for other weights"
         assert len(blocks) == len(indexes) > 0
         assert message.slots == pull.slots[: len(message.slots)]
+        pull.brought += indexes
+        assert pull.brought == sorted(set(pull.brought)), "a key came twice"
         for index, block in zip(indexes, blocks, strict=True):
             right = pull.wanted[index] + content_of(self.weights)
             assert self.tier[block] == right, "wrong bytes were confirmed"
 
-    def _check_nothing_writes(self, pull: EnginePull) -> None:
-        ours = set(u32(block_ids(pull.slots)))
+    def _check_nothing_writes(self, slots: bytes) -> None:
+        ours = set(u32(block_ids(slots)))
         for initiator in self.initiators:
             for running in initiator.running:
                 assert ours.isdisjoint(u32(running.read.local)), "a READ may still write"
@@ -424,7 +448,7 @@ class World:
         self.pass_time(60.0)
         assert self.source_ledger.counts()["control_pins"] == 0
         assert self.destination_view.counts()["landing"] == 0
-        assert len(self.destination.pulls) == self.destination.pulls.quarantined == 0
+        assert len(self.destination.pulls) == self.destination.pulls.reads.quarantined == 0
 
     def run(self) -> None:
         """Let what is on its way arrive, READs of broken parts excepted."""
