@@ -12,7 +12,7 @@ PIP_INSTALL := $(BIN)/python -m pip install -qq --progress-bar off
 NEXT_VLLM := 0.33.0
 NEXT := build/vllm-0.33
 
-NATIVE := $(wildcard mpkv/*/native/*.c mpkv/*/native/*.h)
+NATIVE := $(wildcard mpkv/memory/native/*.c mpkv/memory/native/*.h)
 
 .PHONY: demo test chaos soak fuzz bench lint type tsan clean
 .DELETE_ON_ERROR:

@@ -9,7 +9,7 @@ import sys
 import msgspec
 
 import mpkv
-from mpkv.engine._spawn import spawn
+from mpkv.memory._native import spawn
 
 # SIGKILL is certain; the wait covers tearing down a large mapping.
 REAP_S = 10.0

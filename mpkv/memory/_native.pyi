@@ -14,6 +14,12 @@ PINS_MAX: int
 COUNTERS_PER_ROLE: int
 LAYOUT: dict[str, int]
 
+def spawn(argv: list[bytes], environment: list[bytes], fds: list[int], null_fd: int, /) -> int:
+    """Start `argv[0]` with `fds` under their own numbers and `null_fd` as its input; its pid.
+
+    The kernel kills it when the calling thread ends, whatever state it is in. Raises OSError.
+    """
+
 def block_ids(slots: Buffer, /) -> bytes:
     """The block ids (u32) of slots (u64), both packed."""
 

@@ -1,7 +1,7 @@
 /* What the binding files share: it lies below all of them and calls none. They, and this,
  * are the only files here that know of Python:
  *
- *     module.c -> bind_ring.c                                   -> binding.c
+ *     module.c -> bind_ring.c, bind_spawn.c                     -> binding.c
  *              -> bind_ledger.c -> bind_table.c, bind_engine.c  -> ledger_object.c -> binding.c
  */
 #ifndef MPKV_BINDING_H

@@ -2,6 +2,7 @@
 
 #include "bind_ledger.h"
 #include "bind_ring.h"
+#include "bind_spawn.h"
 #include "engine.h"
 #include "ring.h"
 
@@ -95,6 +96,7 @@ static PyObject *block_ids(PyObject *module, PyObject *source)
 
 static PyMethodDef functions[] = {
     {"block_ids", block_ids, METH_O, "The block ids of packed slots, packed."},
+    {"spawn", spawn_process, METH_VARARGS, "Start a process that ends with this thread."},
     {NULL, NULL, 0, NULL},
 };
 
