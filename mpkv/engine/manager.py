@@ -4,6 +4,7 @@ Everything here runs on the scheduler thread: it calls the C table, pushes to a 
 pops from one. It takes no lock, since nothing else enters it.
 """
 
+import itertools
 import struct
 import time
 from collections.abc import Collection, Iterable, Sequence
@@ -41,6 +42,8 @@ from mpkv.trace import Trace, open_trace
 
 # A store that has not completed by then will not hold up other requests any longer.
 FILL_WAIT_S = 1.0
+# Far more than requests run at once, so that none has the number of another.
+OWNERS = (1 << 32) - 1
 # In a log line.
 SHOWN_SOURCES = 8
 
@@ -71,6 +74,9 @@ class MpkvManager(OffloadingManager):
         self._events: list[OffloadingEvent] | None = [] if emit_events else None
         # Stores under way: key -> (slot, when it was handed to the workers).
         self._filling: dict[OffloadKey, tuple[int, float]] = {}
+        # Requests that have stored: their blocks must not make room for later ones of theirs.
+        self._owners: dict[str, int] = {}
+        self._owner_numbers = itertools.count()
         # Loads under way: request -> pinned slots. vLLM has one load per request.
         self._loads: dict[str, bytes] = {}
         # Slots and pins of jobs that a cache reset made stale; workers may still write.
@@ -173,7 +179,13 @@ class MpkvManager(OffloadingManager):
             for key, slot in zip(offered, _unpack(present), strict=True)
             if slot == MISS_SLOT and key not in self._filling
         ]
-        allocated = self._ledger.allocate(len(wanted), FILLING) if wanted else (b"", b"")
+        allocated: tuple[bytes, bytes] | None = (b"", b"")
+        if wanted:
+            owner = self._owners.get(req_context.req_id)
+            if owner is None:
+                owner = next(self._owner_numbers) % OWNERS + 1
+                self._owners[req_context.req_id] = owner
+            allocated = self._ledger.allocate(len(wanted), FILLING, owner)
         self._ledger.unpin_many(present)
         if allocated is None:
             return None
@@ -208,6 +220,7 @@ class MpkvManager(OffloadingManager):
 
     def on_request_finished(self, req_context: ReqContext) -> None:
         self.pulls.finished(req_context.req_id)
+        self._owners.pop(req_context.req_id, None)
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         # A peer's lease may have outlived the reset that forgot its blocks.
@@ -239,6 +252,7 @@ class MpkvManager(OffloadingManager):
         self._stale_loads += self._loads.values()
         self._filling.clear()
         self._loads.clear()
+        self._owners.clear()
         # Blocks that only waited for requests to look at them are free now.
         self._ledger.reclaim()
 

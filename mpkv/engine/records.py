@@ -198,7 +198,7 @@ class Records:
 
     def publish(self, record: Record, slots: bytes, keys: bytes, pin: bool) -> tuple[bytes, bytes]:
         """Make blocks READY; the slots and keys of those that are."""
-        results = self._ledger.publish(slots, keys, pin)
+        results = self._ledger.publish(slots, keys, pin, copies=True)
         self._claims.give_back(record.pull, slots)
         if results.count(PUBLISHED) == len(results):
             return slots, keys

@@ -149,13 +149,13 @@ class LedgerCore:
     def counts(self) -> dict[str, int]:
         """Blocks by state and pins by owner, each word read at its own moment."""
 
-    def allocate(self, count: int, state: int) -> tuple[bytes, bytes] | None:
+    def allocate(self, count: int, state: int, owner: int = 0) -> tuple[bytes, bytes] | None:
         """Take `count` blocks into LANDING or FILLING: (slots, evicted keys).
 
         All or none: None when free blocks and evictable ones together are too few.
         """
 
-    def publish(self, slots: Buffer, keys: Buffer, pin: bool) -> bytes:
+    def publish(self, slots: Buffer, keys: Buffer, pin: bool, copies: bool = False) -> bytes:
         """Make blocks READY under their keys; a byte per slot.
 
         PUBLISHED: done, with an engine pin if `pin`. STALE: the slot is no longer one

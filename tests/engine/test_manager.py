@@ -60,8 +60,8 @@ def request(name: str = "r") -> ReqContext:
     return ReqContext(req_id=name)
 
 
-def prepared(manager: MpkvManager, keys: list[OffloadKey]) -> PrepareStoreOutput:
-    output = manager.prepare_store(keys, request())
+def prepared(manager: MpkvManager, keys: list[OffloadKey], name: str = "r") -> PrepareStoreOutput:
+    output = manager.prepare_store(keys, request(name))
     assert output is not None
     return output
 
@@ -129,7 +129,7 @@ def test_a_full_tier_evicts_and_says_what(manager: MpkvManager) -> None:
     old, new = keys_of("old", BLOCKS), keys_of("new", 4)
     store(manager, old)
     events(manager)
-    output = prepared(manager, new)
+    output = prepared(manager, new, "another")
     assert len(output.evicted_keys) == 4
     assert set(output.evicted_keys) < set(old)
     assert events(manager) == [(True, output.evicted_keys)]
@@ -140,18 +140,32 @@ def test_blocks_being_loaded_are_never_evicted(manager: MpkvManager) -> None:
     keys = keys_of("k", BLOCKS)
     store(manager, keys)
     manager.prepare_load(keys, request("reader"))
-    assert manager.prepare_store(keys_of("new", 1), request()) is None
+    assert manager.prepare_store(keys_of("new", 1), request("another")) is None
     manager.complete_load(keys, request("reader"))
-    assert manager.prepare_store(keys_of("new", 1), request()) is not None
+    assert manager.prepare_store(keys_of("new", 1), request("another")) is not None
 
 
 def test_a_store_does_not_evict_its_own_prefix(manager: MpkvManager) -> None:
     keys = keys_of("k", BLOCKS)
     store(manager, keys[:4])
     store(manager, keys_of("other", BLOCKS - 4))
-    output = prepared(manager, keys[:8])
+    output = prepared(manager, keys[:8], "another")
     assert output.keys_to_store == keys[4:8]
     assert not set(output.evicted_keys) & set(keys)
+
+
+def test_a_prompt_that_is_stored_step_by_step_keeps_what_it_has(manager: MpkvManager) -> None:
+    store(manager, keys_of("other", BLOCKS))
+    keys = keys_of("k", BLOCKS + 4)
+    for first in range(0, BLOCKS, 4):
+        output = prepared(manager, keys[first : first + 4], "long")
+        manager.complete_store(output.keys_to_store, request("long"))
+        assert lookups(manager, keys[: first + 4]) == {LookupResult.HIT}
+    # The tier is full of it: what follows is not stored, and what is there stays.
+    assert manager.prepare_store(keys[BLOCKS:], request("long")) is None
+    assert lookups(manager, keys[:BLOCKS]) == {LookupResult.HIT}
+    manager.on_request_finished(request("long"))
+    assert manager.prepare_store(keys[BLOCKS:], request("later")) is not None
 
 
 def test_under_a_new_epoch_no_peer_finds_what_was_there_before(

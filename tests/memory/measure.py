@@ -53,6 +53,9 @@ def measure_ledger() -> None:
     held = iter(pinned)
     report("unpin_many", "us", microseconds(lambda: control.unpin_many(next(held))))
 
+    report("touch_many", "us", microseconds(lambda: engine.touch_many(wanted)))
+    engine.reclaim()
+
     taken: list[bytes] = []
 
     def allocate() -> None:

@@ -16,7 +16,13 @@ import mpkv.memory
 
 NATIVE = Path(mpkv.memory.__file__).parent / "native"
 PROGRAMS = Path(__file__).parent / "native"
-CORE = [f"{name}.c" for name in ("segment", "ring", "ledger", "index", "table", "sieve", "engine")]
+CORE = [
+    f"{name}.c"
+    for name in (
+        *("segment", "ring", "ledger", "index", "table"),
+        *("order", "reuse", "ghosts", "retention", "engine"),
+    )
+]
 SECONDS = "4"
 FLAGS = [
     *("-std=c11", "-O1", "-g", "-pthread", "-Wall", "-Wextra", "-Werror", "-UNDEBUG"),

@@ -371,6 +371,21 @@ def e2e(quick: bool, as_json: bool, plot: Path | None, **options: Any) -> None:
     _run("e2e", lambda progress: measure(Plan(**options), progress), as_json, plot)
 
 
+@bench.command()
+@click.argument("trace", required=False, type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--blocks", **_points(5000, 10_000, 20_000), help="In the tier; repeat it.")
+@click.option("--requests", type=click.IntRange(1), default=12_000, show_default=True)
+@_quick
+@_report_options
+def tier(trace: Path | None, quick: bool, as_json: bool, plot: Path | None, **options: Any) -> None:
+    """How many blocks of TRACE, or of chats made up, a tier hits beside other policies."""
+    from mpkv_cli.bench.tier import measure
+
+    if quick:
+        options |= {"blocks": (100, 400), "requests": 300}
+    _run("tier", lambda progress: measure(trace, **options, progress=progress), as_json, plot)
+
+
 @bench.command(name="all")
 @click.option(
     "--output",

@@ -28,6 +28,13 @@ static bool may_write(const struct ledger_object *self)
     return true;
 }
 
+/* With the GIL: others may visit meanwhile. */
+static void note_visits(struct ledger_object *self)
+{
+    engine_note_visits(&self->engine, self->visits, self->visit_count);
+    self->visit_count = 0;
+}
+
 static PyThreadState *begin_writing(struct ledger_object *self)
 {
     self->writing = true;
@@ -41,7 +48,7 @@ static void end_writing(struct ledger_object *self, PyThreadState *thread)
 }
 
 static PyObject *allocate_now(struct ledger_object *self, uint32_t count, enum block_state state,
-                              PyObject *slots, PyObject *keys)
+                              uint32_t owner, PyObject *slots, PyObject *keys)
 {
     /* An array of its own: the memory of a bytes object need not be aligned for words. */
     uint64_t *taken = PyMem_Malloc(count > 0 ? count * sizeof *taken : 1);
@@ -49,8 +56,10 @@ static PyObject *allocate_now(struct ledger_object *self, uint32_t count, enum b
         return PyErr_NoMemory();
     uint32_t evicted = 0;
     unsigned char *evicted_keys = (unsigned char *)PyBytes_AsString(keys);
+    note_visits(self);
     PyThreadState *thread = begin_writing(self);
-    bool enough = engine_allocate(&self->engine, count, state, taken, evicted_keys, &evicted);
+    bool enough = engine_allocate(&self->engine, count, state, owner, taken, evicted_keys,
+                                  &evicted);
     end_writing(self, thread);
     if (enough)
         memcpy(PyBytes_AsString(slots), taken, count * sizeof *taken);
@@ -64,11 +73,13 @@ static PyObject *allocate_now(struct ledger_object *self, uint32_t count, enum b
 
 PyObject *ledger_allocate(PyObject *object, PyObject *arguments, PyObject *keywords)
 {
-    static char *names[] = {"count", "state", NULL};
+    static char *names[] = {"count", "state", "owner", NULL};
     struct ledger_object *self = (struct ledger_object *)object;
     Py_ssize_t count;
     int state;
-    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "ni", names, &count, &state) ||
+    unsigned int owner = 0;
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "ni|I", names, &count, &state,
+                                     &owner) ||
         !may_write(self))
         return NULL;
     if (count < 0 || (state != BLOCK_LANDING && state != BLOCK_FILLING)) {
@@ -84,14 +95,15 @@ PyObject *ledger_allocate(PyObject *object, PyObject *arguments, PyObject *keywo
     PyObject *keys = PyBytes_FromStringAndSize(NULL, count * (Py_ssize_t)self->ledger.key_size);
     PyObject *result = NULL;
     if (slots != NULL && keys != NULL)
-        result = allocate_now(self, (uint32_t)count, (enum block_state)state, slots, keys);
+        result = allocate_now(self, (uint32_t)count, (enum block_state)state, owner, slots,
+                              keys);
     Py_XDECREF(slots);
     Py_XDECREF(keys);
     return result;
 }
 
 static PyObject *publish_now(struct ledger_object *self, const Py_buffer *slots,
-                             const Py_buffer *keys, bool pin)
+                             const Py_buffer *keys, bool pin, bool copies)
 {
     size_t count = (size_t)slots->len / sizeof(uint64_t);
     if (count != (size_t)keys->len / self->ledger.key_size) {
@@ -100,33 +112,44 @@ static PyObject *publish_now(struct ledger_object *self, const Py_buffer *slots,
         return NULL;
     }
     PyObject *results = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)count);
-    if (results == NULL)
-        return NULL;
+    uint32_t *published = PyMem_Malloc(count > 0 ? count * sizeof *published : 1);
+    if (results == NULL || published == NULL) {
+        Py_XDECREF(results);
+        PyMem_Free(published);
+        return published == NULL ? PyErr_NoMemory() : NULL;
+    }
     char *out = PyBytes_AsString(results);
     const unsigned char *key_bytes = keys->buf;
+    uint32_t done = 0;
+    note_visits(self);
     PyThreadState *thread = begin_writing(self);
     for (size_t i = 0; i < count; i++) {
         struct key key = key_load(&self->ledger, key_bytes + i * self->ledger.key_size);
-        out[i] = (char)engine_publish(&self->engine, slot_at(slots, i), &key, pin);
+        uint64_t slot = slot_at(slots, i);
+        out[i] = (char)engine_publish(&self->engine, slot, &key, pin);
+        if (out[i] == PUBLISH_DONE)
+            published[done++] = slot_block(slot);
     }
+    engine_retain(&self->engine, published, done, copies);
     end_writing(self, thread);
+    PyMem_Free(published);
     return results;
 }
 
 PyObject *ledger_publish(PyObject *object, PyObject *arguments, PyObject *keywords)
 {
-    static char *names[] = {"slots", "keys", "pin", NULL};
+    static char *names[] = {"slots", "keys", "pin", "copies", NULL};
     struct ledger_object *self = (struct ledger_object *)object;
     PyObject *slot_source, *key_source;
-    int pin;
+    int pin, copies = 0;
     Py_buffer slots, keys;
-    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "OOp", names, &slot_source,
-                                     &key_source, &pin) ||
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "OOp|p", names, &slot_source,
+                                     &key_source, &pin, &copies) ||
         !may_write(self) || !hold_view(slot_source, "slots", sizeof(uint64_t), &slots))
         return NULL;
     PyObject *results = NULL;
     if (hold_view(key_source, "keys", (Py_ssize_t)self->ledger.key_size, &keys)) {
-        results = publish_now(self, &slots, &keys, pin != 0);
+        results = publish_now(self, &slots, &keys, pin != 0, copies != 0);
         PyBuffer_Release(&keys);
     }
     PyBuffer_Release(&slots);
@@ -154,6 +177,7 @@ PyObject *ledger_drop_ready(PyObject *object, PyObject *unused)
     struct ledger_object *self = (struct ledger_object *)object;
     if (!may_write(self))
         return NULL;
+    self->visit_count = 0;
     PyThreadState *thread = begin_writing(self);
     uint32_t dropped = engine_drop_ready(&self->engine);
     end_writing(self, thread);
@@ -166,6 +190,7 @@ PyObject *ledger_reclaim(PyObject *object, PyObject *unused)
     struct ledger_object *self = (struct ledger_object *)object;
     if (!may_write(self))
         return NULL;
+    note_visits(self);
     PyThreadState *thread = begin_writing(self);
     uint32_t reclaimed = engine_reclaim(&self->engine);
     end_writing(self, thread);

@@ -59,7 +59,8 @@ static PyObject *ledger_format_fd(PyObject *cls, PyObject *arguments)
         Py_DECREF(self);
         return NULL;
     }
-    if (!engine_init(&self->engine, &self->ledger)) {
+    self->visits = PyMem_Calloc(self->ledger.blocks, sizeof *self->visits);
+    if (self->visits == NULL || !engine_init(&self->engine, &self->ledger)) {
         Py_DECREF(self);
         return PyErr_NoMemory();
     }
@@ -94,6 +95,8 @@ static int unmap_and_close(struct ledger_object *self)
     if (self->is_engine)
         engine_destroy(&self->engine);
     self->is_engine = false;
+    PyMem_Free(self->visits);
+    self->visits = NULL;
     int failed = segment_close(&self->ledger.segment);
     if (self->fd >= 0 && close(self->fd) != 0)
         failed = -1;

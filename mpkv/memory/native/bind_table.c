@@ -95,15 +95,29 @@ static bool is_held(const struct ledger *ledger, const struct key *key, unsigned
 static bool touch_each(const struct ledger *ledger, const struct key *key, unsigned char *out,
                        size_t i)
 {
-    (void)out, (void)i;
-    table_touch(ledger, key);
+    uint32_t block = table_touch(ledger, key);
+    memcpy(out + i * sizeof block, &block, sizeof block);
     return true;
+}
+
+/* The engine's own visits are told at once; those of others it finds where it looks. */
+static void keep_visits(struct ledger_object *self, PyObject *slots)
+{
+    const char *packed = PyBytes_AsString(slots);
+    for (Py_ssize_t at = 0; at < PyBytes_Size(slots); at += (Py_ssize_t)sizeof(uint64_t)) {
+        uint64_t slot;
+        memcpy(&slot, packed + at, sizeof slot);
+        keep_visit(self, slot_block(slot));
+    }
 }
 
 PyObject *ledger_pin_many(PyObject *object, PyObject *keys)
 {
     Py_ssize_t done;
-    return batch(object, keys, sizeof(uint64_t), pin_each, &done);
+    PyObject *slots = batch(object, keys, sizeof(uint64_t), pin_each, &done);
+    if (slots != NULL)
+        keep_visits((struct ledger_object *)object, slots);
+    return slots;
 }
 
 /* How many leading slots name different blocks; the others are unpinned. Pins of one block are
@@ -166,10 +180,16 @@ PyObject *ledger_lookup_prefix(PyObject *object, PyObject *keys)
 PyObject *ledger_touch_many(PyObject *object, PyObject *keys)
 {
     Py_ssize_t done;
-    PyObject *nothing = batch(object, keys, 0, touch_each, &done);
-    if (nothing == NULL)
+    PyObject *blocks = batch(object, keys, sizeof(uint32_t), touch_each, &done);
+    if (blocks == NULL)
         return NULL;
-    Py_DECREF(nothing);
+    const char *packed = PyBytes_AsString(blocks);
+    for (Py_ssize_t i = 0; i < done; i++) {
+        uint32_t block;
+        memcpy(&block, packed + i * (Py_ssize_t)sizeof block, sizeof block);
+        keep_visit((struct ledger_object *)object, block);
+    }
+    Py_DECREF(blocks);
     Py_RETURN_NONE;
 }
 

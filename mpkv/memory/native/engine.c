@@ -5,7 +5,6 @@
 bool engine_init(struct engine *engine, struct ledger *ledger)
 {
     uint32_t blocks = ledger->blocks;
-    struct sieve_link *links = calloc(blocks, sizeof *links);
     *engine = (struct engine){
         .ledger = ledger,
         .blocks = calloc(blocks, sizeof *engine->blocks),
@@ -13,9 +12,8 @@ bool engine_init(struct engine *engine, struct ledger *ledger)
         .draining = calloc(blocks, sizeof *engine->draining),
         .free_count = blocks,
     };
-    sieve_init(&engine->sieve, links);
-    if (links == NULL || engine->blocks == NULL || engine->free == NULL ||
-        engine->draining == NULL) {
+    if (!retention_init(&engine->retention, blocks) || engine->blocks == NULL ||
+        engine->free == NULL || engine->draining == NULL) {
         engine_destroy(engine);
         return false;
     }
@@ -26,7 +24,7 @@ bool engine_init(struct engine *engine, struct ledger *ledger)
 
 void engine_destroy(struct engine *engine)
 {
-    free(engine->sieve.links);
+    retention_destroy(&engine->retention);
     free(engine->blocks);
     free(engine->free);
     free(engine->draining);
@@ -63,7 +61,7 @@ static uint64_t take(struct engine *engine, uint32_t block, enum block_state sta
 static void unindex(struct engine *engine, uint32_t block)
 {
     index_remove(engine->ledger, engine->blocks[block].hash, block);
-    sieve_remove(&engine->sieve, block);
+    retention_remove(&engine->retention, block);
 }
 
 /* READY to FREE, or to DRAINING while there are pins. */
@@ -102,45 +100,123 @@ static void undo_eviction(struct engine *engine, uint32_t block)
                   word_make(engine->blocks[block].generation, BLOCK_READY, 0));
 }
 
-/* Two rounds: the first may do no more than forget visits. Victims stay in the queue, so
- * that undoing leaves their order as it was. */
-static bool evict(struct engine *engine, uint32_t count, uint64_t *victims)
+/* What deciding about the block after the next one will read. */
+static void prefetch_newer(const struct engine *engine, uint32_t block)
 {
-    uint64_t steps = 2 * (uint64_t)engine->sieve.length;
+    const struct order_link *links = engine->retention.order.links;
+    uint32_t next = links[block].newer;
+    if (next == NO_BLOCK)
+        return;
+    __builtin_prefetch(entry(engine, next));
+    if (links[next].newer != NO_BLOCK)
+        __builtin_prefetch(entry(engine, links[next].newer));
+}
+
+enum verdict { GOES, WAS_VISITED, STAYS };
+
+static enum verdict judge(struct engine *engine, uint32_t block, uint32_t owner)
+{
+    struct retention *retention = &engine->retention;
+    shared_u8 *visited = &entry(engine, block)->visited;
+    if (byte_load_relaxed(visited) != 0) {
+        byte_store_relaxed(visited, 0);
+        retention_used(retention, block);
+        return WAS_VISITED;
+    }
+    if ((owner == 0 || retention->blocks[block].owner != owner) && evict_if_idle(engine, block))
+        return GOES;
+    retention_defer(retention, block);
+    return STAYS;
+}
+
+/* What has been passed over in one class while blocks are sought. */
+struct passed {
+    uint32_t first[ORDER_CLASSES];
+    uint32_t spared; /* classes that have nothing else: one bit each */
+    uint64_t looks;
+};
+
+/* Take up to `count` blocks from the oldest of `class`, as long as they are of one age: what they
+ * are worth is the same then. */
+static uint32_t evict_of(struct engine *engine, uint32_t class, uint32_t count, uint32_t owner,
+                         struct passed *passed, uint64_t *victims)
+{
+    struct retention *retention = &engine->retention;
+    uint32_t block = retention->order.oldest[class];
+    uint32_t since = retention->blocks[block].since;
     uint32_t found = 0;
-    for (; found < count && steps > 0; steps--) {
-        uint32_t block = sieve_step(&engine->sieve);
-        shared_u8 *visited = &entry(engine, block)->visited;
-        if (byte_load_relaxed(visited) != 0)
-            byte_store_relaxed(visited, 0);
-        else if (evict_if_idle(engine, block))
+    while (found < count && block != NO_BLOCK && retention->blocks[block].since == since) {
+        if (block == passed->first[class]) {
+            passed->spared |= 1U << class;
+            break;
+        }
+        prefetch_newer(engine, block);
+        passed->looks++;
+        switch (judge(engine, block, owner)) {
+        case GOES:
+            retention_remove(retention, block);
             victims[found++] = block;
+            break;
+        case STAYS:
+            if (passed->first[class] == NO_BLOCK)
+                passed->first[class] = block;
+            break;
+        case WAS_VISITED:
+            break;
+        }
+        block = retention->order.oldest[class];
+    }
+    return found;
+}
+
+static bool evict(struct engine *engine, uint32_t count, uint32_t owner, uint64_t *victims)
+{
+    struct retention *retention = &engine->retention;
+    struct passed passed = {.looks = 0};
+    for (uint32_t class = 0; class < ORDER_CLASSES; class++)
+        passed.first[class] = NO_BLOCK;
+    uint32_t found = 0;
+    /* Others may visit as fast as this looks, and must not keep it here. */
+    uint64_t most = 3 * (uint64_t)retention->order.length;
+    while (found < count && passed.looks < most) {
+        uint32_t class = retention_weakest(retention, passed.spared);
+        if (class == ORDER_CLASSES)
+            break;
+        found += evict_of(engine, class, count - found, owner, &passed, victims + found);
     }
     if (found == count)
         return true;
-    while (found > 0)
-        undo_eviction(engine, (uint32_t)victims[--found]);
+    while (found > 0) {
+        uint32_t block = (uint32_t)victims[--found];
+        retention_restore(retention, block);
+        undo_eviction(engine, block);
+    }
     return false;
 }
 
 bool engine_allocate(struct engine *engine, uint32_t count, enum block_state state,
-                     uint64_t *slots, unsigned char *evicted_keys, uint32_t *evicted)
+                     uint32_t owner, uint64_t *slots, unsigned char *evicted_keys,
+                     uint32_t *evicted)
 {
     if (count > engine->free_count)
         (void)engine_reclaim(engine);
     uint32_t from_free = count < engine->free_count ? count : engine->free_count;
     uint32_t victims = count - from_free;
-    if (victims > engine->sieve.length || !evict(engine, victims, slots + from_free))
+    if (victims > engine->retention.order.length ||
+        !evict(engine, victims, owner, slots + from_free))
         return false;
     for (uint32_t i = 0; i < victims; i++) {
         uint32_t block = (uint32_t)slots[from_free + i];
         table_copy_key(engine->ledger, block,
                        evicted_keys + (uint64_t)i * engine->ledger->key_size);
-        unindex(engine, block);
+        index_remove(engine->ledger, engine->blocks[block].hash, block);
+        retention_evicted(&engine->retention, block);
         slots[from_free + i] = take(engine, block, state);
     }
     for (uint32_t i = 0; i < from_free; i++)
         slots[i] = take(engine, engine->free[--engine->free_count], state);
+    for (uint32_t i = 0; i < count; i++)
+        retention_claim(&engine->retention, slot_block(slots[i]), owner);
     *evicted = victims;
     return true;
 }
@@ -195,13 +271,30 @@ enum publish_result engine_publish(struct engine *engine, uint64_t slot, const s
     byte_store_relaxed(&shared->visited, 0);
     own->hash = key->hash;
     own->state = BLOCK_READY;
+    retention_name(&engine->retention, block, key->hash);
     /* [READY] Release: without it a reader could see READY before the key and the bytes. */
     store_release(&shared->word,
                   word_make(own->generation, BLOCK_READY, (uint64_t)pin << OWNER_ENGINE));
     /* [PUBLISHED] Release: who sees the new count must find the block READY. */
     store_release(&engine->ledger->shared->published, ++engine->published);
-    sieve_add(&engine->sieve, block);
     return PUBLISH_DONE;
+}
+
+void engine_retain(struct engine *engine, const uint32_t *blocks, uint32_t count, bool copies)
+{
+    retention_add(&engine->retention, blocks, count, copies);
+}
+
+void engine_note_visits(struct engine *engine, const uint32_t *blocks, size_t count)
+{
+    /* Backwards, so that a prompt's first blocks are used last. */
+    for (size_t i = count; i-- > 0;) {
+        shared_u8 *visited = &entry(engine, blocks[i])->visited;
+        if (engine->blocks[blocks[i]].state != BLOCK_READY || byte_load_relaxed(visited) == 0)
+            continue;
+        byte_store_relaxed(visited, 0);
+        retention_used(&engine->retention, blocks[i]);
+    }
 }
 
 bool engine_free(struct engine *engine, uint64_t slot)
@@ -227,10 +320,13 @@ uint32_t engine_drop_ready(struct engine *engine)
 {
     uint32_t dropped = 0;
     index_clear(engine->ledger);
-    for (; engine->sieve.length > 0; dropped++) {
-        uint32_t block = engine->sieve.oldest;
-        sieve_remove(&engine->sieve, block);
-        retire(engine, block);
+    for (uint32_t class = 0; class < ORDER_CLASSES; class++) {
+        uint32_t *oldest = &engine->retention.order.oldest[class];
+        for (; *oldest != NO_BLOCK; dropped++) {
+            uint32_t block = *oldest;
+            retention_remove(&engine->retention, block);
+            retire(engine, block);
+        }
     }
     return dropped;
 }

@@ -7,7 +7,7 @@
 #ifndef MPKV_ENGINE_H
 #define MPKV_ENGINE_H
 
-#include "sieve.h"
+#include "retention.h"
 #include "table.h"
 
 struct block_private {
@@ -19,7 +19,7 @@ struct block_private {
 struct engine {
     struct ledger *ledger;
     struct block_private *blocks;
-    struct sieve sieve; /* the READY blocks */
+    struct retention retention; /* of the READY blocks */
     uint32_t *free;     /* a stack */
     uint32_t *draining;
     uint32_t free_count;
@@ -39,13 +39,24 @@ bool engine_init(struct engine *engine, struct ledger *ledger);
 void engine_destroy(struct engine *engine);
 
 /* Take `count` blocks, all or none, into LANDING or FILLING under new generations: free
- * ones, then drained ones, then those that SIEVE gives up. `slots` has room for `count`,
- * `evicted_keys` for `count` keys; `evicted` is how many keys there are. */
+ * ones, then drained ones, then those that are worth least, but none of `owner`'s (0: of
+ * nobody's). `slots` has room for `count`, `evicted_keys` for `count` keys; `evicted` is how
+ * many keys there are. */
 bool engine_allocate(struct engine *engine, uint32_t count, enum block_state state,
-                     uint64_t *slots, unsigned char *evicted_keys, uint32_t *evicted);
+                     uint32_t owner, uint64_t *slots, unsigned char *evicted_keys,
+                     uint32_t *evicted);
 
+/* What was done must be handed to `engine_retain` before the next allocation. */
 enum publish_result engine_publish(struct engine *engine, uint64_t slot, const struct key *key,
                                    bool pin);
+
+/* Take `count` published blocks, in the order of their prompt, among those to evict. `copies`:
+ * they are copies of a peer's blocks. */
+void engine_retain(struct engine *engine, const uint32_t *blocks, uint32_t count, bool copies);
+
+/* Count visits of the engine itself; `blocks` in the order of the visits, which may have been
+ * evicted meanwhile. */
+void engine_note_visits(struct engine *engine, const uint32_t *blocks, size_t count);
 
 /* False: the slot's generation is over, or the block is free or draining already. */
 bool engine_free(struct engine *engine, uint64_t slot);

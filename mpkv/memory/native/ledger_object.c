@@ -19,3 +19,9 @@ void end_call(struct ledger_object *self, PyThreadState *thread)
     PyEval_RestoreThread(thread);
     self->calls--;
 }
+
+void keep_visit(struct ledger_object *self, uint32_t block)
+{
+    if (self->visits != NULL && block != NO_BLOCK && self->visit_count < self->ledger.blocks)
+        self->visits[self->visit_count++] = block;
+}

@@ -9,14 +9,20 @@ struct ledger_object {
     PyObject_HEAD
     struct ledger ledger;
     struct engine engine;
+    /* What the engine itself visited, noted when it writes next; NULL for anybody else. */
+    uint32_t *visits;
+    size_t visit_count; /* guarded by the GIL, as are `visits` and what follows */
     int fd;
     bool is_engine;
-    bool writing;        /* guarded by the GIL, as is `calls` */
+    bool writing;
     unsigned long calls; /* under way without the GIL: the mapping must stay */
 };
 
 /* False: closed, and raised. */
 bool ledger_is_open(const struct ledger_object *self);
+
+/* Remember visits until the next call that writes; too many are forgotten. */
+void keep_visit(struct ledger_object *self, uint32_t block);
 
 /* Around the part of a call that runs without the GIL. */
 PyThreadState *begin_call(struct ledger_object *self);

@@ -119,11 +119,12 @@ bool table_unpin(const struct ledger *ledger, uint64_t slot)
     return false;
 }
 
-void table_touch(const struct ledger *ledger, const struct key *key)
+uint32_t table_touch(const struct ledger *ledger, const struct key *key)
 {
     uint32_t block = table_find(ledger, key);
     if (block != NO_BLOCK)
         mark_visited(entry_of(ledger, block));
+    return block;
 }
 
 struct table_counts table_count(const struct ledger *ledger)

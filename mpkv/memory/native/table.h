@@ -24,7 +24,7 @@ uint64_t table_ready_slot(const struct ledger *ledger, uint32_t block);
 /* The key of a block that the caller has pinned, `key_size` bytes. */
 void table_copy_key(const struct ledger *ledger, uint32_t block, unsigned char *out);
 
-void table_touch(const struct ledger *ledger, const struct key *key);
+uint32_t table_touch(const struct ledger *ledger, const struct key *key);
 
 /* True if the entry holds this key at the moment. */
 bool entry_key_is(const struct ledger *ledger, const struct block_entry *entry,

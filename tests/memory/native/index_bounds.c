@@ -33,7 +33,7 @@ int main(void)
     static struct key keys[CROWD];
     uint32_t evicted;
     uint64_t counter = 0;
-    CHECK(engine_allocate(&engine, CROWD, BLOCK_LANDING, slots, NULL, &evicted));
+    CHECK(engine_allocate(&engine, CROWD, BLOCK_LANDING, 0, slots, NULL, &evicted));
     for (int i = 0; i < CROWD; i++) {
         keys[i] = colliding_key(&ledger, &counter);
         CHECK(engine_publish(&engine, slots[i], &keys[i], false) ==
@@ -44,11 +44,16 @@ int main(void)
               (i < INDEX_PROBES_MAX ? slot_block(slots[i]) : NO_BLOCK));
     CHECK(table_count(&ledger).states[BLOCK_FREE] == BLOCKS - INDEX_PROBES_MAX);
 
+    uint32_t blocks[INDEX_PROBES_MAX];
+    for (int i = 0; i < INDEX_PROBES_MAX; i++)
+        blocks[i] = slot_block(slots[i]);
+    engine_retain(&engine, blocks, INDEX_PROBES_MAX, false);
+
     /* One leaves: the others are still found, and there is room for another. */
     CHECK(engine_free(&engine, slots[0]));
     for (int i = 1; i < INDEX_PROBES_MAX; i++)
         CHECK(table_find(&ledger, &keys[i]) == slot_block(slots[i]));
-    CHECK(engine_allocate(&engine, 1, BLOCK_LANDING, slots, NULL, &evicted));
+    CHECK(engine_allocate(&engine, 1, BLOCK_LANDING, 0, slots, NULL, &evicted));
     CHECK(engine_publish(&engine, slots[0], &keys[CROWD - 1], false) == PUBLISH_DONE);
 
     engine_destroy(&engine);

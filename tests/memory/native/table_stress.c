@@ -57,12 +57,14 @@ static void engine_step(struct engine *engine, uint64_t *random)
     unsigned char evicted[3 * KEY_SIZE];
     uint32_t evictions = 0;
     uint32_t count = 1 + (uint32_t)(next_random(random) % 3);
-    if (!engine_allocate(engine, count, BLOCK_FILLING, slots, evicted, &evictions)) {
+    if (!engine_allocate(engine, count, BLOCK_FILLING, 1 + (uint32_t)(next_random(random) % 8),
+                         slots, evicted, &evictions)) {
         usleep(10); /* everything is pinned */
         return;
     }
     for (uint32_t i = 0; i < evictions; i++)
         check_evicted(evicted + i * KEY_SIZE);
+    uint32_t blocks[3], ready = 0;
     for (uint32_t i = 0; i < count; i++) {
         uint64_t number = next_random(random) % KEYS;
         struct key key = key_of(&engine_side, number);
@@ -70,7 +72,11 @@ static void engine_step(struct engine *engine, uint64_t *random)
         enum publish_result result = engine_publish(engine, slots[i], &key, false);
         CHECK(result == PUBLISH_DONE || result == PUBLISH_DUPLICATE);
         published += result == PUBLISH_DONE;
+        if (result == PUBLISH_DONE)
+            blocks[ready++] = slot_block(slots[i]);
     }
+    engine_retain(engine, blocks, ready, next_random(random) % 2);
+    engine_note_visits(engine, blocks, ready);
     if (next_random(random) % 4 == 0)
         (void)engine_free(engine, slots[0]);
     if (next_random(random) % 512 == 0)
