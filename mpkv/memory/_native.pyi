@@ -152,11 +152,13 @@ class LedgerCore:
     def allocate(self, count: int, state: int, owner: int = 0) -> tuple[bytes, bytes] | None:
         """Take `count` blocks into LANDING or FILLING: (slots, evicted keys).
 
-        All or none: None when free blocks and evictable ones together are too few.
+        All or none: None when free blocks and evictable ones together are too few. `owner`,
+        not 0, is whose they are: blocks that it has stored are not evicted for it.
         """
 
     def publish(self, slots: Buffer, keys: Buffer, pin: bool, copies: bool = False) -> bytes:
-        """Make blocks READY under their keys; a byte per slot.
+        """Make blocks READY under their keys, those of a prompt in its order; a byte per slot.
+        `copies` of a peer's blocks are the first to be evicted until they are used twice.
 
         PUBLISHED: done, with an engine pin if `pin`. STALE: the slot is no longer one
         being written. DUPLICATE: the key is READY elsewhere, the slot was freed, nothing

@@ -21,7 +21,7 @@ enum retention_class {
     CLASS_SHORT_TAIL = 7, /* follows what was used, with few others */
     CLASS_LONG_TAIL = 8,
     CLASS_LAST = 9,       /* where a prompt ended when it was stored */
-    CLASS_COPY = 10,       /* has no worth */
+    CLASS_COPY = 10,      /* has no worth */
 };
 
 struct retained {
