@@ -2,6 +2,9 @@
 
 #include <stdlib.h>
 
+/* While one tier is stored, every block is looked at so many times. */
+#define LOOKS_A_BLOCK 4
+
 bool engine_init(struct engine *engine, struct ledger *ledger)
 {
     uint32_t blocks = ledger->blocks;
@@ -280,19 +283,39 @@ enum publish_result engine_publish(struct engine *engine, uint64_t slot, const s
     return PUBLISH_DONE;
 }
 
+static bool take_visit(struct engine *engine, uint32_t block)
+{
+    shared_u8 *visited = &entry(engine, block)->visited;
+    if (engine->blocks[block].state != BLOCK_READY || byte_load_relaxed(visited) == 0)
+        return false;
+    byte_store_relaxed(visited, 0);
+    return true;
+}
+
+/* Peers' visits would else be found only where a block is about to go, long after. */
+static void look_for_visits(struct engine *engine, uint32_t looks)
+{
+    for (; looks > 0; looks--) {
+        uint32_t block = engine->looked_at;
+        engine->looked_at = block + 1 < engine->ledger->blocks ? block + 1 : 0;
+        if (take_visit(engine, block))
+            retention_used(&engine->retention, block);
+    }
+}
+
 void engine_retain(struct engine *engine, const uint32_t *blocks, uint32_t count, bool copies)
 {
     retention_add(&engine->retention, blocks, count, copies);
+    look_for_visits(engine, count * LOOKS_A_BLOCK);
 }
 
 void engine_note_visits(struct engine *engine, const uint32_t *blocks, size_t count)
 {
     /* Backwards, so that a prompt's first blocks are used last. */
     for (size_t i = count; i-- > 0;) {
-        shared_u8 *visited = &entry(engine, blocks[i])->visited;
-        if (engine->blocks[blocks[i]].state != BLOCK_READY || byte_load_relaxed(visited) == 0)
+        if (!take_visit(engine, blocks[i]))
             continue;
-        byte_store_relaxed(visited, 0);
+        retention_continue(&engine->retention, blocks[i]);
         retention_used(&engine->retention, blocks[i]);
     }
 }

@@ -24,6 +24,7 @@ struct engine {
     uint32_t *draining;
     uint32_t free_count;
     uint32_t draining_count;
+    uint32_t looked_at; /* the next block to look for a visit at */
     uint64_t published; /* how often a block became READY */
 };
 

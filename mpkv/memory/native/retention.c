@@ -190,11 +190,15 @@ static void move_to(struct retention *retention, uint32_t block, uint32_t class)
     order_add_newest(&retention->order, class, block);
 }
 
+void retention_continue(struct retention *retention, uint32_t block)
+{
+    retention->used_since_add += retention->blocks[block].since != retention->reuse.now;
+}
+
 void retention_used(struct retention *retention, uint32_t block)
 {
     struct retained *own = &retention->blocks[block];
     bool same_use = retention->reuse.now - own->since < retention->same_use;
-    retention->used_since_add += own->since != retention->reuse.now;
     own->since = retention->reuse.now;
     if (own->uses == 0) { /* a copy, by the request that had it pulled */
         own->uses = 1;

@@ -73,6 +73,9 @@ void retention_add(struct retention *retention, const uint32_t *blocks, uint32_t
 
 void retention_used(struct retention *retention, uint32_t block);
 
+/* The engine is about to use the block: what it adds next may follow it in a prompt. */
+void retention_continue(struct retention *retention, uint32_t block);
+
 /* The class whose oldest block is worth least, but for those whose bit is set in `spared`;
  * ORDER_CLASSES if there is no block in any other. */
 uint32_t retention_weakest(const struct retention *retention, uint32_t spared);
