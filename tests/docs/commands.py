@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from mpkv.cluster.config import load_cluster
 from tests.docs.pages import REPOSITORY, all_pages
 
-HEADS = frozenset(
-    "apt apt-get bash curl docker git ip kubectl make mount mpkv ps pip podman pytest python "
-    "python3 sh sudo sysctl systemctl top ulimit uv".split()
+HEADS = (
+    *("make", "mpkv", "pip", "python", "python3", "pytest", "uv", "git", "curl"),
+    *("ps", "top", "ip", "mount", "ulimit", "sysctl", "systemctl", "sudo", "apt", "apt-get"),
+    *("docker", "podman", "kubectl", "bash", "sh"),
 )
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")

@@ -74,8 +74,11 @@ def test_every_kind_is_there() -> None:
 
 @each(Kind.MAKE)
 def test_make(command: Command) -> None:
-    variables = [word.partition("=")[0] for word in command.words if "=" in word]
     makefile = (REPOSITORY / "Makefile").read_text()
+    targets = [word for word in command.words[1:] if "=" not in word]
+    # A folder of that name would be made already.
+    assert {*targets} <= {*re.findall(r"^\.PHONY: (.*)", makefile, re.MULTILINE)[0].split()}
+    variables = [word.partition("=")[0] for word in command.words if "=" in word]
     assert [name for name in variables if not re.search(rf"\b{name}\b", makefile)] == []
     env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     done = subprocess.run(

@@ -36,17 +36,12 @@ def _leads(source: Page, link: str) -> bool:
 
 @each_page
 def test_names_of_files_and_tests(page: Page) -> None:
-    wrong = []
-    for found in _PATH.findall(page.text):
-        version = _VERSION.fullmatch(found)
-        if version is None and not _is_there(found.rstrip(".:")):
-            wrong.append(found)
-        elif version is not None and int(version[1]) > int(PROTOCOL.decode().partition("/")[2]):
-            wrong.append(found)
-    assert wrong == []
+    assert [named for named in _PATH.findall(page.text) if not _is_there(named.rstrip(".:"))] == []
 
 
 def _is_there(named: str) -> bool:
+    if version := _VERSION.fullmatch(named):
+        return int(version[1]) <= int(PROTOCOL.decode().partition("/")[2])
     name, _, test = named.partition("::")
     path = REPOSITORY / name
     if not test:
