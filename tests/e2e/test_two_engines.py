@@ -5,15 +5,19 @@ The tests share one pair and run in order; each leaves both engines serving.
 
 import contextlib
 import http.client
+import json
 import os
 import re
+import shutil
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.docs.commands import asked_of_engines
 from tests.e2e.conftest import BLOCK, PROMPTS, SOAK_SEED, LongPrefills, Reference
 from tests.e2e.servers import Answer, Fleet, NodePlan, Server
 from tests.soak.runner import Runner
@@ -66,6 +70,33 @@ def test_a_pulled_prompt(pair: Pair, expected: Expected) -> None:
     assert pulled(b, a) - blocks == 32
     assert from_peers(b) - tokens == 32 * BLOCK
     assert b.metric("mpkv:lookup_delay_seconds_count") >= 1
+
+
+def test_the_commands_of_the_documents(pair: Pair) -> None:
+    if missing := [name for name in ("curl", "ps") if shutil.which(name) is None]:
+        pytest.skip(f"no {missing[0]} here")
+    a, b = pair
+    ports = {server.plan.name: server.plan.http_port for server in pair}
+    said, before = "", pulled(b, a)
+    for script in asked_of_engines(ports, a.plan.port, "tiny"):
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", script.text],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, f"{script.place}: {done.stderr}"
+        said += f"{done.stdout}\n"
+    decode = json.JSONDecoder().raw_decode
+    first, end = decode(said, said.index("{"))
+    second, end = decode(said, end)
+    assert first["choices"][0]["text"] == second["choices"][0]["text"]
+    blocks = second["usage"]["prompt_tokens"] // BLOCK
+    assert pulled(b, a) - before == blocks > 20
+    assert re.match(rf"mpkv:pulled_blocks_total{{.*}} {before + blocks}\n", said[end:])
+    assert "mpkv:tier_blocks{" in said
+    for helper in ("mpkv-control", "mpkv-target", "mpkv-initiator"):
+        assert re.search(rf" {helper}\n", said)
 
 
 def test_a_half_known_prompt(pair: Pair, expected: Expected) -> None:
