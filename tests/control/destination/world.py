@@ -420,7 +420,11 @@ class World:
         self.source_looks_at_its_weights()
         self.look_at_weights()
         self.source_checksums.mend()
-        self.store([key for key in wanted if self.source_ledger.find(key) < 0])
+        # As a manager does: what is there of a prompt makes no room for the rest.
+        missing = [key for key in wanted if self.source_ledger.find(key) < 0]
+        there = self.source_ledger.pin_prefix(b"".join(key for key in wanted if key not in missing))
+        self.store(missing)
+        self.source_ledger.unpin_many(there)
         self.pass_time(20.0)
 
     # --- time ----------------------------------------------------------------------------------
