@@ -420,7 +420,10 @@ class World:
         self.source_looks_at_its_weights()
         self.look_at_weights()
         self.source_checksums.mend()
-        self.store([key for key in wanted if self.source_ledger.find(key) < 0])
+        # Storing some may evict others that are older.
+        for _ in wanted:
+            if lacking := [key for key in wanted if self.source_ledger.find(key) < 0]:
+                self.store(lacking)
         self.pass_time(20.0)
 
     # --- time ----------------------------------------------------------------------------------
