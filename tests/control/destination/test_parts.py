@@ -159,6 +159,8 @@ def test_a_rank_that_is_down_is_passed_over(ready: Callable[..., Plane]) -> None
 def test_the_reason_is_of_the_rank_that_was_named(ready: Callable[..., Plane]) -> None:
     rank, destination = ready("rank1"), ready("destination")
     address = f"127.0.0.1:{free_port()}"
+    # It is known to be down when the named rank is still greeted.
+    assert missing(destination, destination.pull(address, keys("a", 5))) is MissReason.PEER_DOWN
     pull = destination.pull(rank.address, keys("a", 5), also=(address,))
     assert missing(destination, pull) is MissReason.NOT_HELD
 
