@@ -18,6 +18,8 @@ SLOT = 8
 # something leave besides for one that has nothing yet.
 SHARE_OF_STORES = 8
 SHARE_OF_NEWCOMERS = 8
+# A peer that was denied for want of room asks again sooner than this, if it still waits.
+WAITS_S = 1.0
 # How many ended leases keep the reason of their end.
 REMEMBERED = 1024
 
@@ -66,28 +68,36 @@ class Leases:
         self._by_peer: dict[str, dict[int, Lease]] = {}
         self._pins_by_peer: dict[str, int] = {}
         self._pins = 0
+        # Peers that found no room, by when they last asked.
+        self._waiting: OrderedDict[str, float] = OrderedDict()
         self._expiries: list[tuple[float, int]] = []
         self._lost: OrderedDict[int, Loss] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._leases)
 
-    def room(self, peer: str) -> int:
+    def room(self, peer: str, now: float) -> int:
         """How many more pins `peer` may have; 0 also when it has too many leases.
 
         Alone it may have all but what is left for stores and for a newcomer. Peers that have
-        leases share alike; who has more than a share keeps it until its leases end.
+        leases or wait for room share alike; who has more than a share keeps it until its leases
+        end, but cannot have it again while others wait.
         """
         if len(self._by_peer.get(peer, ())) >= MAX_LEASES:
             return 0
         blocks, held = self._ledger.blocks, self._pins_by_peer.get(peer, 0)
         usable = blocks - blocks // SHARE_OF_STORES
-        others = len(self._by_peer) - (peer in self._by_peer)
+        others = self._others(peer, now)
         if others and not held:
             return max(0, min(usable // (others + 1), usable - self._pins))
         usable -= blocks // SHARE_OF_NEWCOMERS
         share = usable // (others + 1)
         return max(0, min(share - held, usable - self._pins))
+
+    def waits(self, peer: str, now: float) -> None:
+        """There was no room for `peer`, which will ask again."""
+        self._waiting[peer] = now
+        self._waiting.move_to_end(peer)
 
     def holders(self) -> list[str]:
         """The peers that have leases."""
@@ -117,6 +127,7 @@ class Leases:
         lease = Lease(self._numbers, peer, ask, slots, epoch, content, expires)
         self._leases[lease.number] = lease
         self._by_peer.setdefault(peer, {})[ask] = lease
+        self._waiting.pop(peer, None)
         pins = len(slots) // SLOT
         self._pins += pins
         self._pins_by_peer[peer] = self._pins_by_peer.get(peer, 0) + pins
@@ -152,6 +163,7 @@ class Leases:
 
     def drop_peer(self, peer: str) -> None:
         """Nothing will come from this life of the peer any more."""
+        self._waiting.pop(peer, None)
         for lease in list(self._by_peer.get(peer, {}).values()):
             self._end(lease)
 
@@ -172,6 +184,13 @@ class Leases:
                 self._counters.add("leases_expired")
             heapq.heappop(self._expiries)
         return None
+
+    def _others(self, peer: str, now: float) -> int:
+        """How many peers besides `peer` have leases or wait for room."""
+        while self._waiting and next(iter(self._waiting.values())) + WAITS_S <= now:
+            self._waiting.popitem(last=False)
+        waiting = sum(other not in self._by_peer for other in self._waiting if other != peer)
+        return len(self._by_peer) - (peer in self._by_peer) + waiting
 
     def _end(self, lease: Lease, loss: Loss = Loss.UNKNOWN) -> bool:
         """Unpin; True if every pin was still held under its generation."""

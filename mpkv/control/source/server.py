@@ -312,8 +312,9 @@ class Source:
         if not self._promises.room(ask):
             self._deny(route, ask, Denial.QUOTA, "too many blocks wait to be hashed there")
             return
-        room = self.leases.room(peer.instance)
+        room = self.leases.room(peer.instance, now)
         if not room:
+            self.leases.waits(peer.instance, now)
             self._deny(route, ask, Denial.QUOTA, "it holds as much as it may for this engine")
             return
         slots, runs, end = pin_groups(self._ledger, ask.groups, min(ask.limit, room))
@@ -323,6 +324,8 @@ class Source:
             and holds_more(self._ledger, ask.groups, end)
         )
         if not slots:
+            if short:
+                self.leases.waits(peer.instance, now)
             self._counters.add("grants_empty")
             self._answer(route, Grant(ask.ask, 0, b"", b"", content, short))
             return

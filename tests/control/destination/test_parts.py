@@ -1,12 +1,15 @@
 """What one source, at one time, cannot give follows: from there, or from the node's other ranks."""
 
+import contextlib
 from collections.abc import Callable
 
 import pytest
 
-from mpkv.messages import MissReason, Pulled, PullFailed
-from tests.control.common import free_port, keys, wait_for
+from mpkv.control.network.wire import Ask, Confirm, Confirmed, Denied, Grant
+from mpkv.messages import KeyGroup, MissReason, Pulled, PullFailed
+from tests.control.common import CONTENT, free_port, keys, wait_for
 from tests.control.harness import Plane
+from tests.control.raw import RawPeer, closing
 
 TIER = 2_200
 
@@ -55,6 +58,35 @@ def test_many_destinations_get_all_of_it(ready: Callable[..., Plane]) -> None:
     for plane, pull in pulls:
         assert missing(plane, pull) is None
         assert plane.brought(pull) == list(range(20 if plane is small else 1800))
+
+
+def test_a_small_pull_finds_room_between_large_ones(ready: Callable[..., Plane]) -> None:
+    source = ready("source", blocks=64)
+    wanted = keys("a", 60)
+    source.store(wanted)
+    with contextlib.ExitStack() as stack:
+        # Two that always have more to ask for, and one that wants little.
+        raws = [RawPeer(source.address, name) for name in ("p", "q", "r")]
+        for port, raw in enumerate(raws, 1):
+            stack.enter_context(closing(raw))
+            raw.hello(f"127.0.0.1:{port}")
+
+        def ask(number: int, limit: int) -> Ask:
+            groups = (KeyGroup(b"".join(wanted[:limit]), 16, 0),)
+            return Ask(source.instance, number, groups, limit, 30_000, CONTENT)
+
+        p, q, small = raws
+        granted = [raw.ask(ask(1, 60)) for raw in (p, q)]
+        assert isinstance(small.ask(ask(1, 4)), Denied)
+        for raw, grant in zip((p, q), granted, strict=True):
+            assert isinstance(grant, Grant)
+            raw.send(Confirm(source.instance, 1, grant.lease, CONTENT))
+            raw.send(ask(2, 60))
+            assert isinstance(raw.receive(), Confirmed)
+            assert isinstance(raw.receive(), Grant)
+        found = small.ask(ask(2, 4))
+        assert isinstance(found, Grant)
+        assert len(found.blocks) == 4 * 4
 
 
 def test_one_pull_alone_gets_more_than_it_may_have_at_once(ready: Callable[..., Plane]) -> None:
@@ -127,6 +159,8 @@ def test_a_rank_that_is_down_is_passed_over(ready: Callable[..., Plane]) -> None
 def test_the_reason_is_of_the_rank_that_was_named(ready: Callable[..., Plane]) -> None:
     rank, destination = ready("rank1"), ready("destination")
     address = f"127.0.0.1:{free_port()}"
+    # It is known to be down when the named rank is still greeted.
+    assert missing(destination, destination.pull(address, keys("a", 5))) is MissReason.PEER_DOWN
     pull = destination.pull(rank.address, keys("a", 5), also=(address,))
     assert missing(destination, pull) is MissReason.NOT_HELD
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from mpkv.control.network.wire import MAX_LEASES, Loss
-from mpkv.control.source.leases import REMEMBERED, Leases
+from mpkv.control.source.leases import REMEMBERED, WAITS_S, Leases
 from mpkv.memory import FILLING, Ledger
 from tests.control.common import CONTENT, KEY_SIZE, keys
 
@@ -148,28 +148,52 @@ def test_a_peer_that_is_gone_keeps_nothing(desk: Desk) -> None:
 
 
 def test_a_peer_alone_may_have_all_but_what_is_left_for_stores_and_a_newcomer(desk: Desk) -> None:
-    assert desk.leases.room("p") == BLOCKS * 6 // 8
+    assert desk.leases.room("p", 0.0) == BLOCKS * 6 // 8
     desk.open(*range(BLOCKS * 6 // 8), peer="p", ask=1)
-    assert desk.leases.room("p") == 0
+    assert desk.leases.room("p", 0.0) == 0
     # Whoever has nothing yet finds something.
-    assert desk.leases.room("q") == BLOCKS // 8
+    assert desk.leases.room("q", 0.0) == BLOCKS // 8
     desk.leases.release("p", 1)
-    assert desk.leases.room("p") == BLOCKS * 6 // 8
+    assert desk.leases.room("p", 0.0) == BLOCKS * 6 // 8
 
 
 def test_peers_share_alike(desk: Desk) -> None:
     desk.open(0, peer="p")
     desk.open(1, peer="q")
-    assert desk.leases.room("p") == BLOCKS * 6 // 8 // 2 - 1
-    assert desk.leases.room("r") == BLOCKS * 7 // 8 // 3
+    assert desk.leases.room("p", 0.0) == BLOCKS * 6 // 8 // 2 - 1
+    assert desk.leases.room("r", 0.0) == BLOCKS * 7 // 8 // 3
+
+
+def test_whoever_waits_has_a_share_of_what_is_freed(desk: Desk) -> None:
+    half = BLOCKS * 7 // 8 // 2
+    desk.open(*range(half), peer="p")
+    desk.open(*range(half, 2 * half), peer="q")
+    assert desk.leases.room("r", 0.0) == 0
+    desk.leases.waits("r", 0.0)
+    desk.leases.release("p", 1)
+    # The one that asks again at once does not get all of it back.
+    share = BLOCKS * 7 // 8 // 3
+    assert desk.leases.room("p", 0.1) == share
+    desk.open(*range(share), peer="p", ask=2)
+    assert desk.leases.room("r", 0.1) == half - share
+
+
+def test_who_stops_asking_does_not_wait(desk: Desk) -> None:
+    alone = desk.leases.room("p", 0.0)
+    desk.leases.waits("r", 0.0)
+    desk.leases.waits("s", 0.5)
+    assert desk.leases.room("p", 0.5) == BLOCKS * 7 // 8 // 3
+    assert desk.leases.room("p", WAITS_S + 0.1) == BLOCKS * 7 // 8 // 2
+    desk.leases.drop_peer("s")
+    assert desk.leases.room("p", WAITS_S + 0.1) == alone
 
 
 def test_the_number_of_leases_of_a_peer_is_bounded(desk: Desk) -> None:
     for ask in range(MAX_LEASES):
-        assert desk.leases.room("p")
+        assert desk.leases.room("p", 0.0)
         desk.leases.open("p", ask, b"", 0, CONTENT, 1000, now=0.0)
-    assert desk.leases.room("p") == 0
-    assert desk.leases.room("q") > 0
+    assert desk.leases.room("p", 0.0) == 0
+    assert desk.leases.room("q", 0.0) > 0
 
 
 def test_what_is_remembered_of_lost_leases_is_bounded(desk: Desk) -> None:
