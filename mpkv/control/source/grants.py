@@ -41,6 +41,12 @@ class Granted(NamedTuple):
     end: int
 
 
+def most_blocks(groups: tuple[KeyGroup, ...], key_size: int) -> int:
+    """How many blocks `groups` get if all that they ask for is held."""
+    counts = [(len(group.keys) // key_size, group.window) for group in groups]
+    return sum(min(count, window or count) for count, window in counts)
+
+
 def holds_more(ledger: PinTable, groups: tuple[KeyGroup, ...], end: int) -> bool:
     """Whether the first keys from the token `end` on are held, for all groups; they have no
     windows."""

@@ -37,7 +37,7 @@ from mpkv.control.network.wire import (
     show_content,
 )
 from mpkv.control.say_once import SayOnce
-from mpkv.control.source.grants import PinTable, holds_more, pin_groups
+from mpkv.control.source.grants import PinTable, holds_more, most_blocks, pin_groups
 from mpkv.control.source.leases import Lease, Leases, Pins
 from mpkv.control.source.presence import Inbound, Presence
 from mpkv.control.source.promises import Promises
@@ -313,16 +313,15 @@ class Source:
             self._deny(route, ask, Denial.QUOTA, "too many blocks wait to be hashed there")
             return
         room = self.leases.room(peer.instance, now)
-        if not room:
+        # What a window lacks cannot follow later: such an ask waits until its peer's leases end.
+        windowed = any(group.window for group in ask.groups)
+        cut = windowed and room < min(ask.limit, most_blocks(ask.groups, self._key_size))
+        if not room or (cut and self.leases.held(peer.instance)):
             self.leases.waits(peer.instance, now)
             self._deny(route, ask, Denial.QUOTA, "it holds as much as it may for this engine")
             return
         slots, runs, end = pin_groups(self._ledger, ask.groups, min(ask.limit, room))
-        short = (
-            room < ask.limit
-            and not any(group.window for group in ask.groups)
-            and holds_more(self._ledger, ask.groups, end)
-        )
+        short = room < ask.limit and not windowed and holds_more(self._ledger, ask.groups, end)
         if not slots:
             if short:
                 self.leases.waits(peer.instance, now)

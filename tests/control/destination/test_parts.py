@@ -42,6 +42,26 @@ def test_what_others_left_no_room_for_follows(ready: Callable[..., Plane]) -> No
         assert destination.brought(pull) == list(range(32))
 
 
+def test_pulls_with_windows_wait_until_there_is_room_for_all_of_them(
+    ready: Callable[..., Plane],
+) -> None:
+    source, destination = ready("source"), ready("destination")
+    prompts = [(keys(f"f{n}.", 24), keys(f"w{n}.", 24)) for n in range(64)]
+    for full, sliding in prompts:
+        source.store(full + sliding[-8:])
+    pulls = [
+        destination.pull(
+            source.address,
+            (KeyGroup(b"".join(full), 16, 0), KeyGroup(b"".join(sliding), 16, 8)),
+            slots=32,
+        )
+        for full, sliding in prompts
+    ]
+    for pull in pulls:
+        assert missing(destination, pull) is None
+        assert destination.brought(pull) == [*range(24), *range(40, 48)]
+
+
 def test_many_destinations_get_all_of_it(ready: Callable[..., Plane]) -> None:
     source = ready("source")
     others = [ready(f"d{n}") for n in range(3)]
