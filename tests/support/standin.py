@@ -182,7 +182,8 @@ class StandIn:
         self.pulls.start(request, peer, (KeyGroup(b"".join(keys), 16, 0),))
 
     def step(self) -> None:
-        """One turn of the scheduler."""
+        """One turn of the scheduler, with what the manager does in each."""
+        self.ledger.reclaim()
         self.pulls.drain()
         self.pulls.start_waiting()
 
