@@ -221,21 +221,28 @@ void retention_defer(struct retention *retention, uint32_t block)
 
 /* --- blocks that go --------------------------------------------------------------------- */
 
+/* What is worth the same and as old goes in this order: what follows before what it follows. */
+static const uint8_t by_rank[REUSE_CLASSES] = {
+    CLASS_LAST, CLASS_LONG_TAIL, CLASS_SHORT_TAIL, CLASS_FRESH, 1, 2, 3, 4, 5, CLASS_USED_OFTEN,
+};
+
 uint32_t retention_weakest(const struct retention *retention, uint32_t spared)
 {
     const struct order *order = &retention->order;
-    uint32_t weakest = ORDER_CLASSES;
+    uint32_t weakest = ORDER_CLASSES, longest = 0;
     float least = 0.0F;
     if (order->oldest[CLASS_COPY] != NO_BLOCK && !(spared >> CLASS_COPY & 1))
         return CLASS_COPY;
-    for (uint32_t class = 0; class < REUSE_CLASSES; class++) {
-        uint32_t block = order->oldest[class];
+    for (uint32_t rank = 0; rank < REUSE_CLASSES; rank++) {
+        uint32_t class = by_rank[rank], block = order->oldest[class];
         if (block == NO_BLOCK || spared >> class & 1)
             continue;
-        float worth = reuse_worth(&retention->reuse, class, retention->blocks[block].since);
-        if (weakest == ORDER_CLASSES || worth < least) {
+        uint32_t since = retention->blocks[block].since, age = retention->reuse.now - since;
+        float worth = reuse_worth(&retention->reuse, class, since);
+        if (weakest == ORDER_CLASSES || worth < least || (worth == least && age > longest)) {
             weakest = class;
             least = worth;
+            longest = age;
         }
     }
     return weakest;

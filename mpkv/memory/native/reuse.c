@@ -19,10 +19,6 @@
 
 _Static_assert(UINT32_C(1) << (32 - PLACE_SHIFT) == REUSE_PLACES, "a place for each hash");
 
-/* How the classes differ beforehand; see enum retention_class. */
-static const double prior_factor[REUSE_CLASSES] = {1.0, 1.5, 1.8, 2.1, 2.4, 2.7, 3.0,
-                                                    0.6, 0.6, 0.3};
-
 static uint32_t bucket_of(uint32_t age)
 {
     if (age < FIRST_AGE)
@@ -67,7 +63,7 @@ static void follow(const struct reuse *reuse, uint32_t class, struct course *cou
         double width = (double)age_at(b + 1) - age_at(b);
         double ended = reuse->ended[class][b], open = reuse->open[class][b];
         beyond -= ended + open;
-        double expected = prior_factor[class] * PRIOR_USES * width /
+        double expected = PRIOR_USES * width /
                           (age_at(b) + width / 2 + 0.5 * reuse->blocks);
         if (expected > 0.9)
             expected = 0.9;
